@@ -1,0 +1,1 @@
+"""The daemon of a host: launches servers, proves what they run, drives load, journals what happened. Never imports the controller."""

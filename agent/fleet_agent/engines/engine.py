@@ -1,0 +1,59 @@
+"""Owns the interface of an engine: how one is started and what it shows of itself. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fleet_protos.events import ConfigurationProved
+from fleet_protos.trial import TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCommand:
+    """One process to start: its argument list, its whole environment and its working folder."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the agent gives one launch: a free port on 127.0.0.1, GPU indices, an empty folder of its own."""
+
+    port: int
+    gpus: tuple[int, ...]
+    folder: Path
+    token: str
+
+
+class Engine(Protocol):
+    """A kind of server. All methods take the trial, keep no state, and may be called from any task."""
+
+    launches: bool  # False: the server is somebody else's and is only measured
+
+    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+        """The process for this trial. Raises ConfigError when it cannot be expressed."""
+        ...
+
+    def url(self, spec: TrialSpec, place: Place) -> str:
+        """Where the server will answer, without a trailing slash."""
+        ...
+
+    async def ready(self, spec: TrialSpec, url: str) -> str:
+        """One look: an empty text when it is ready, healthy and the one that was asked for, else what is missing.
+
+        Raises ServerFailed when waiting longer cannot help, such as another server answering at `url`.
+        """
+        ...
+
+    async def prove(self, spec: TrialSpec, url: str, log: Path) -> ConfigurationProved:
+        """What took effect, read from the server itself (fingerprint left empty). Raises ServerFailed when it stopped answering."""
+        ...
+
+    def explain(self, log: Path, exit_code: int) -> tuple[str, str]:
+        """(failure class, one line of cause) of a server that ended, from its log; class `unknown` when nothing tells."""
+        ...

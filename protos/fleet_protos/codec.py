@@ -1,0 +1,113 @@
+"""Owns the way between our frozen values and proto messages; the only code that knows both, driven by field names."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+
+from fleet_protos import events
+from fleet_protos.v1 import trial_pb2
+
+V = TypeVar("V")
+M = TypeVar("M", bound=Message)
+
+_BODIES: dict[type, str] = {body: re.sub(r"(?<!^)(?=[A-Z])", "_", body.__name__).lower() for body in get_args(events.Body)}
+
+
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
+
+
+def to_proto(value: Any, message: M) -> M:
+    """Fill `message` from the frozen value, field by field, and return it."""
+    for item in fields(value):
+        content = getattr(value, item.name)
+        if item.name == "body" and type(content) in _BODIES:
+            target = getattr(message, _BODIES[type(content)])
+            target.SetInParent()
+            to_proto(content, target)
+        else:
+            _write(message, item.name, content)
+    return message
+
+
+def _write(message: Message, name: str, content: Any) -> None:
+    target = getattr(message, name)
+    if isinstance(target, Struct):
+        target.Clear()
+        target.update(dict(content))
+    elif is_dataclass(content):
+        to_proto(content, target)
+    elif isinstance(content, Mapping):
+        target.update(content)
+    elif isinstance(content, tuple):
+        for entry in content:
+            if is_dataclass(entry):
+                to_proto(entry, target.add())
+            else:
+                target.append(entry)
+    else:
+        setattr(message, name, content)
+
+
+def from_proto(kind: type[V], message: Message) -> V:
+    """The frozen value of `kind` that `message` holds; absent sub-messages become that value's defaults."""
+    values: dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        if name == "body":
+            which = message.WhichOneof("body")
+            body = next((body for body, text in _BODIES.items() if text == which), None)
+            values[name] = from_proto(body, getattr(message, which)) if body else None
+        else:
+            values[name] = _read(hint, getattr(message, name))
+    return kind(**values)
+
+
+def _read(hint: Any, content: Any) -> Any:
+    origin = get_origin(hint)
+    if isinstance(content, Struct):
+        return {key: _whole(entry) for key, entry in json_format.MessageToDict(content).items()}
+    if origin is tuple:
+        return tuple(_read(get_args(hint)[0], entry) for entry in content)
+    if origin in (Union, types.UnionType):
+        return content
+    if isinstance(hint, type) and is_dataclass(hint):
+        return from_proto(hint, content)
+    if isinstance(hint, type) and issubclass(hint, IntEnum):
+        return hint(content)
+    return dict(content) if isinstance(content, Mapping) else content
+
+
+def _whole(entry: Any) -> Any:
+    """A Struct holds numbers as doubles: a whole one was written as an integer."""
+    if isinstance(entry, float) and entry.is_integer():
+        return int(entry)
+    if isinstance(entry, list):
+        return [_whole(part) for part in entry]
+    if isinstance(entry, dict):
+        return {key: _whole(part) for key, part in entry.items()}
+    return entry
+
+
+def event_to_json(event: events.Event) -> str:
+    """One line of JSON, as journal and store keep it."""
+    message = to_proto(event, trial_pb2.Event())
+    return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None, ensure_ascii=False)
+
+
+def event_from_json(text: str) -> events.Event:
+    """The event of a line written by `event_to_json`. Raises json_format.ParseError on anything else; unknown fields pass."""
+    return from_proto(events.Event, json_format.Parse(text, trial_pb2.Event(), ignore_unknown_fields=True))

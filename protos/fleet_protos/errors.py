@@ -1,0 +1,90 @@
+"""Owns the error tree, cut by what to do next. An error is caught where something can be done about it, nowhere else.
+
+    FleetError
+    ├── ConfigError       the user must edit          no retry                exit 2
+    ├── HostUnreachable   network or socket           back off, then give up  exit 3
+    ├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
+    ├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
+    ├── Conflict          wrong state or busy         read the state again
+    └── Bug               broken promise of ours      stop loudly             exit 4
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorKind(IntEnum):
+    """Why a trial failed; the numbers are those of `trial.proto`."""
+
+    NONE = 0
+    CONFIG = 1
+    HOST_UNREACHABLE = 2
+    DEPLOY_FAILED = 3
+    SERVER_LAUNCH = 4
+    SERVER_OOM = 5
+    SERVER_UNHEALTHY = 6
+    SERVER_EXITED = 7
+    LOAD_FAILED = 8
+    CONFLICT = 9
+    BUG = 10
+    AGENT_RESTARTED = 11
+    GATE_VOIDED = 12
+
+
+class ExitCode(IntEnum):
+    """What `fleetctl` returns to its shell."""
+
+    DONE = 0
+    ANSWER_IS_BAD = 1
+    USER_MUST_EDIT = 2
+    UNREACHABLE = 3
+    BUG = 4
+
+
+class FleetError(Exception):
+    """Something that its reader can act on: `message` says what happened and where, `hint` what to do next."""
+
+    exit_code = ExitCode.ANSWER_IS_BAD
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(FleetError):
+    """The user's file or command is wrong and must be edited."""
+
+    exit_code = ExitCode.USER_MUST_EDIT
+
+
+class HostUnreachable(FleetError):
+    """A host, an agent or the controller does not answer."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class ServerFailed(FleetError):
+    """The server did not start, became unhealthy, ran out of memory or exited."""
+
+    def __init__(self, kind: ErrorKind, failure_class: str, message: str, *, exit_code: int = 0, log_tail: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.failure_class = failure_class
+        self.server_exit_code = exit_code
+        self.log_tail = log_tail
+
+
+class LoadFailed(FleetError):
+    """Our own measuring broke; says nothing about the server."""
+
+
+class Conflict(FleetError):
+    """The state does not allow it: busy, taken or already over. Read the state again."""
+
+
+class Bug(FleetError):
+    """A promise of this program is broken; never the user's fault."""
+
+    exit_code = ExitCode.BUG

@@ -1,0 +1,48 @@
+"""Owns the names of what is measured and exported, so that agent, controller, dashboards and reports agree.
+
+A run's metrics are times of the client's monotonic clock; every token count is the server's.
+"""
+
+from __future__ import annotations
+
+# Of one run (RunResult.metrics). Seconds unless the name says otherwise; pNN are exact percentiles over requests.
+OUTPUT_TOK_S = "output_tok_s"  # completion tokens of the run / (last byte - first intended send)
+TOK_S_PER_USER = "tok_s_per_user"  # mean over requests of completion tokens / end-to-end time
+TTFT_P50 = "ttft_s_p50"
+TTFT_P99 = "ttft_s_p99"
+TPOT_MEAN = "tpot_s_mean"  # (end-to-end - time to first token) / (completion tokens - 1), mean over requests
+TPOT_P50 = "tpot_s_p50"
+TPOT_P99 = "tpot_s_p99"
+ICL_P50 = "icl_s_p50"  # between two chunks that carried output, over all chunks
+ICL_P99 = "icl_s_p99"
+E2E_P50 = "e2e_s_p50"
+E2E_P99 = "e2e_s_p99"
+DISPATCH_DELAY_P99 = "dispatch_delay_s_p99"  # real send - intended send
+ACHIEVED_CONCURRENCY = "achieved_concurrency"  # sum of end-to-end times / duration
+ACCEPT_LENGTH = "accept_length"  # completion tokens / verify steps, bonus token counted; absent without speculation
+CACHED_TOKEN_RATIO = "cached_token_ratio"  # cached prompt tokens beyond the template's / prompt tokens
+GOODPUT_RATIO = "goodput_ratio"  # share of requests that met the workload's SLO; absent without one
+
+# True: a larger value is better. Rates are throughput, the rest are times.
+HIGHER_IS_BETTER = {
+    OUTPUT_TOK_S: True,
+    TOK_S_PER_USER: True,
+    TTFT_P50: False,
+    TTFT_P99: False,
+    TPOT_MEAN: False,
+    TPOT_P50: False,
+    TPOT_P99: False,
+    ICL_P50: False,
+    ICL_P99: False,
+    E2E_P50: False,
+    E2E_P99: False,
+}
+
+# Prometheus. Labels are bounded: host, job, variant, workload, engine (and phase, outcome).
+PROM_TRIALS = "fleet_trials"
+PROM_RUNS = "fleet_runs_total"
+PROM_OUTPUT_TOK_S = "fleet_run_output_tokens_per_second"
+PROM_TTFT_P50 = "fleet_run_ttft_p50_seconds"
+PROM_TPOT_MEAN = "fleet_run_time_per_output_token_seconds"
+PROM_ACCEPT_LENGTH = "fleet_run_accept_length"
+RUN_LABELS = ("host", "job", "variant", "workload", "engine")

@@ -1,0 +1,183 @@
+"""Owns the frozen values that describe one trial, field for field as in `v1/trial.proto`; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from fleet_protos.errors import ErrorKind
+
+__all__ = [
+    "Artifact", "EngineKind", "EngineSpec", "ErrorKind", "Gate", "GateEffect", "Measure", "Outcome", "Phase",
+    "RunResult", "Simulation", "Slo", "TrialSpec", "Workload",
+]  # fmt: skip
+
+
+class EngineKind(IntEnum):
+    """What the agent launches, or `EXTERNAL`: only measures."""
+
+    UNSPECIFIED = 0
+    SGLANG = 1
+    SIMULATED = 2
+    EXTERNAL = 3
+
+
+class Phase(IntEnum):
+    """Where a trial is."""
+
+    UNSPECIFIED = 0
+    QUEUED = 1
+    LAUNCHING = 2
+    WARMING = 3
+    MEASURING = 4
+    COLLECTING = 5
+    STOPPING = 6
+    OVER = 7
+
+
+class Outcome(IntEnum):
+    """How a trial ended; `UNSPECIFIED` until it is over."""
+
+    UNSPECIFIED = 0
+    OK = 1
+    FAILED = 2
+    CANCELLED = 3
+
+
+class GateEffect(IntEnum):
+    """What a tripped gate does to the results."""
+
+    UNSPECIFIED = 0
+    FLAG = 1
+    VOID_RUN = 2
+    VOID_TRIAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Knobs of the simulated engine; see `trial.proto` for each unit."""
+
+    time_scale: float = 1.0
+    seed: int = 0
+    launch_noise: float = 0.0
+    run_noise: float = 0.0
+    drift_per_hour: float = 0.0
+    ready_after_s: float = 0.0
+    crash_after_s: float = 0.0
+    hang: bool = False
+    ignore_term: bool = False
+    short_outputs: bool = False
+    wrong_identity: bool = False
+    lost_env: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What to launch. `args` holds SGLang's own names with underscores; a flag is True, an absent one is not in it."""
+
+    kind: EngineKind = EngineKind.UNSPECIFIED
+    model_path: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    python: str = ""
+    url: str = ""
+    ready_timeout_s: float = 1800.0
+    stop_timeout_s: float = 30.0
+    simulation: Simulation = field(default_factory=Simulation)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits on 99th percentiles in seconds; 0 = not asked."""
+
+    ttft_p99_s: float = 0.0
+    tpot_p99_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One load pattern: closed loop when `concurrency` > 0, open loop when `rate_per_s` > 0, never both."""
+
+    name: str = ""
+    concurrency: int = 0
+    requests: int = 0
+    rate_per_s: float = 0.0
+    arrivals: str = ""
+    duration_s: float = 0.0
+    prompts: str = ""
+    output_tokens: int = 0
+    api: str = ""
+    slo: Slo = field(default_factory=Slo)
+    request_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How often to measure inside one launch, and when a workload is precise enough."""
+
+    runs_min: int = 5
+    runs_max: int = 20
+    precision: float = 0.02
+    confidence: float = 0.95
+    warmup_requests: int = 0
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """One launch of one variant on one host: the unit of scheduling, retry and statistics."""
+
+    trial_id: str = ""
+    attempt: int = 1
+    job_id: str = ""
+    job_name: str = ""
+    variant: str = ""
+    levels: Mapping[str, str] = field(default_factory=dict)
+    block: int = 0
+    host: str = ""
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    workloads: tuple[Workload, ...] = ()
+    measure: Measure = field(default_factory=Measure)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A named check that tripped."""
+
+    code: str = ""
+    effect: GateEffect = GateEffect.UNSPECIFIED
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file kept by the agent: `name` is TRIAL/ATTEMPT/FILE below its artifact folder."""
+
+    name: str = ""
+    sha256: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One measured repeat of a workload. Times are wall time times `time_scale`."""
+
+    workload: str = ""
+    index: int = 0
+    started_unix_ns: int = 0
+    duration_s: float = 0.0
+    time_scale: float = 1.0
+    requests_ok: int = 0
+    requests_failed: int = 0
+    output_tokens: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    gates: tuple[Gate, ...] = ()
+    artifact: Artifact = field(default_factory=Artifact)
+
+    @property
+    def void(self) -> bool:
+        """True when a gate voided the run: it is kept, and never becomes a number."""
+        return any(gate.effect >= GateEffect.VOID_RUN for gate in self.gates)
