@@ -1,0 +1,242 @@
+"""Owns the comparison: which launches meet which, row by row. Reads no store, prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fleet_protos.errors import ConfigError
+from fleet_protos.metrics import ACCEPT_LENGTH, HIGHER_IS_BETTER, OUTPUT_TOK_S, TPOT_MEAN
+
+from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch
+from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
+from fleet_controller.analysis.verdict import Answer, Needs, Question, Verdict, answer, without_interval
+
+METRICS = (OUTPUT_TOK_S, TPOT_MEAN)
+EXTERNAL = "external"
+SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too."""
+
+    job: str = ""
+    engine: str = ""
+    time_scale: float = 1.0
+    planned: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant on one host under one workload, by one metric. `mean` and `interval` in the metric's unit, ratios without.
+
+    The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`, `unpaired` or empty.
+    """
+
+    variant: str
+    host: str
+    workload: str
+    metric: str
+    launches: int
+    runs: int
+    mean: float | None
+    interval: Interval | None
+    ratio: float | None
+    ratio_interval: Interval | None
+    verdict: Verdict | None
+    reason: str
+    needs: Needs | None
+    gates: tuple[GateCount, ...]
+    accept_length: float | None
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All rows by host, workload and metric, the baseline first; `notes` hold for every row."""
+
+    job: str
+    engine: str
+    time_scale: float
+    baseline: str
+    question: Question
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The launches of one variant on one host under one workload."""
+
+    launches: tuple[Launch, ...]
+    runs: tuple[StoredRun, ...]
+
+    def values(self, metric: str) -> list[float]:
+        return [launch.values[metric] for launch in self.launches if metric in launch.values]
+
+    def by_block(self, metric: str) -> dict[int, float]:
+        return {launch.block: launch.values[metric] for launch in self.launches if metric in launch.values and launch.block > 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What all rows of one comparison share."""
+
+    question: Question
+    engine: str
+    minutes: float | None
+    may_pair: bool
+
+
+def compare(
+    runs: Sequence[StoredRun], baseline: str, confidence: float = 0.95, margin: float = 0.02, conditions: Conditions | None = None
+) -> Comparison:
+    """Every variant against `baseline` on the same host, paired by block where two blocks hold both.
+
+    Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out of range.
+    """
+    conditions = conditions or Conditions()
+    frame = _Frame(_question(confidence, margin), conditions.engine, minutes_per_launch(runs), may_pair=True)
+    variants = _first_seen([variant for variant, _ in conditions.planned], [stored.variant for stored in runs])
+    if variants and baseline not in variants:
+        raise ConfigError(f"baseline {baseline!r} is not a variant of this job", f"one of: {', '.join(variants)}")
+    variants.sort(key=lambda variant: variant != baseline)
+    sides = _sides(runs)
+    rows = []
+    for host, workload, metric in _cells(runs, conditions):
+        reference = sides.get((baseline, host, workload), _Side((), ()))
+        for variant in variants:
+            if (variant, host, workload) in sides or (variant, host) in conditions.planned:
+                side = sides.get((variant, host, workload), _Side((), ()))
+                row = _row((variant, host, workload, metric), side, frame)
+                rows.append(row if variant == baseline else _judged(row, side, reference, frame))
+    return _comparison(conditions, baseline, frame.question, rows)
+
+
+def compare_jobs(
+    before: tuple[Conditions, Sequence[StoredRun]], after: tuple[Conditions, Sequence[StoredRun]], confidence: float, margin: float
+) -> Comparison:
+    """Each variant of `after` against the one of the same name, host and workload in `before`, unpaired.
+
+    Raises ConfigError when one is simulated and the other is not: such a ratio would mean nothing.
+    """
+    (old, old_runs), (new, new_runs) = before, after
+    if (old.engine == SIMULATED) != (new.engine == SIMULATED):
+        raise ConfigError(
+            f"job {old.job} ran on engine {old.engine}, job {new.job} on {new.engine}: simulated and real are never compared",
+            "compare two jobs that ran on the same kind of engine",
+        )
+    external = EXTERNAL if EXTERNAL in (old.engine, new.engine) else new.engine
+    frame = _Frame(_question(confidence, margin), external, minutes_per_launch(new_runs), may_pair=False)
+    old_sides, new_sides = _sides(old_runs), _sides(new_runs)
+    rows = []
+    for host, workload, metric in _cells(new_runs, new):
+        for variant in _first_seen([stored.variant for stored in new_runs]):
+            key = (variant, host, workload)
+            if key in new_sides:
+                side = new_sides[key]
+                rows.append(_judged(_row((*key, metric), side, frame), side, old_sides.get(key, _Side((), ())), frame))
+    result = _comparison(new, old.job, frame.question, rows)
+    return replace(result, notes=(*result.notes, *_unmatched(old_sides, new_sides), *_scales(old, new)))
+
+
+def _question(confidence: float, margin: float) -> Question:
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence {confidence:g} is not between 0 and 1", "for example 95%")
+    if not 0 <= margin < 1:
+        raise ConfigError(f"margin {margin:g} is not between 0 and 1", "for example 2%")
+    return Question(confidence, margin)
+
+
+def _first_seen(*names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name for part in names for name in part))
+
+
+def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], _Side]:
+    members: dict[tuple[str, str, str], list[StoredRun]] = {}
+    for stored in runs:
+        members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
+    return {key: _Side(tuple(launches_of(group, METRICS_ALL)), tuple(group)) for key, group in members.items()}
+
+
+METRICS_ALL = tuple(HIGHER_IS_BETTER)
+
+
+def _cells(runs: Sequence[StoredRun], conditions: Conditions) -> list[tuple[str, str, str]]:
+    hosts = _first_seen([host for _, host in conditions.planned], [stored.host for stored in runs])
+    workloads = _first_seen([stored.run.workload for stored in runs])
+    measured = {metric for stored in runs for metric in stored.run.metrics}
+    metrics = [metric for metric in METRICS if metric in measured] or sorted(measured & set(METRICS_ALL))
+    return [(host, workload, metric) for host in hosts for workload in workloads for metric in metrics]
+
+
+def _row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
+    metric = key[3]
+    values, accepted = side.values(metric), side.values(ACCEPT_LENGTH)
+    independent = frame.engine != EXTERNAL
+    return Row(
+        *key,
+        launches=len(values) if independent else 0,
+        runs=sum(launch.runs.get(metric, 0) for launch in side.launches),
+        mean=mean(values) if values else None,
+        interval=mean_interval(values, frame.question.confidence) if independent else None,
+        ratio=1.0 if values else None,
+        ratio_interval=None,
+        verdict=None,
+        reason="" if values else "no valid launch",
+        needs=None,
+        gates=gate_counts(side.runs),
+        accept_length=mean(accepted) if accepted else None,
+    )
+
+
+def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame) -> Row:
+    values, references = side.values(row.metric), reference.values(row.metric)
+    ratio = mean(values) / mean(references) if values and references else None
+    if frame.engine == EXTERNAL:
+        reason = "an external server is not launched by us: no verdict about launches is possible"
+        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=reason)
+    estimate, method = _estimate(side, reference, row.metric, frame)
+    if estimate is None:
+        given = without_interval(values, references, frame.question, frame.minutes)
+        return _answered(replace(row, ratio=ratio), given)
+    given = answer(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
+    return _answered(replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method), given)
+
+
+def _answered(row: Row, given: Answer) -> Row:
+    return replace(row, verdict=given.verdict, reason=given.reason, needs=given.needs)
+
+
+def _estimate(side: _Side, reference: _Side, metric: str, frame: _Frame) -> tuple[LogRatio | None, str]:
+    confidence = frame.question.confidence
+    if frame.may_pair:
+        ours, theirs = side.by_block(metric), reference.by_block(metric)
+        pairs = [(ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys())]
+        paired = paired_ratio(pairs, confidence)
+        if paired:
+            return paired, "paired"
+    return welch_ratio(side.values(metric), reference.values(metric), confidence), "unpaired"
+
+
+def _comparison(conditions: Conditions, baseline: str, question: Question, rows: list[Row]) -> Comparison:
+    notes = []
+    if conditions.engine == SIMULATED:
+        notes.append(f"simulated ×{conditions.time_scale:g}: a model of time, not a measurement of hardware")
+    if conditions.engine == EXTERNAL:
+        notes.append("external server: no launches, so no verdict about launches is possible")
+    if not rows:
+        notes.append("no finished run yet")
+    return Comparison(conditions.job, conditions.engine, conditions.time_scale, baseline, question, tuple(rows), tuple(notes))
+
+
+def _unmatched(old: dict[tuple[str, str, str], _Side], new: dict[tuple[str, str, str], _Side]) -> list[str]:
+    lost = sorted(old.keys() - new.keys())
+    return [f"not in the second job: {variant} on {host or 'no host'}, workload {workload}" for variant, host, workload in lost]
+
+
+def _scales(old: Conditions, new: Conditions) -> list[str]:
+    if old.time_scale == new.time_scale:
+        return []
+    return [f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} ×{new.time_scale:g}"]

@@ -1,0 +1,109 @@
+"""Owns the step from stored runs to launches: which attempt counts, which runs are valid, which gates tripped. Computes no interval."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fleet_protos.metrics import ACCEPT_LENGTH
+from fleet_protos.trial import GateEffect, Outcome, RunResult
+
+from fleet_controller.analysis.statistics import mean
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run and the attempt that it belongs to; field for field the contract's message of the same name."""
+
+    trial_id: str = ""
+    attempt: int = 1
+    variant: str = ""
+    host: str = ""
+    block: int = 0  # 0: not of a block, so never paired
+    trial_outcome: Outcome = Outcome.UNSPECIFIED
+    run: RunResult = field(default_factory=RunResult)
+
+
+@dataclass(frozen=True, slots=True)
+class GateCount:
+    """How often a gate tripped, and what it said the last time."""
+
+    code: str
+    count: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a variant under one workload: the independent unit. `values` and `runs` hold valid runs only."""
+
+    variant: str
+    host: str
+    block: int
+    workload: str
+    values: dict[str, float]
+    runs: dict[str, int]
+
+
+def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """The runs of the newest attempt that ended OK, trial by trial; nothing else becomes a number."""
+    runs = list(runs)
+    newest: dict[str, int] = {}
+    for stored in runs:
+        if stored.trial_outcome == Outcome.OK:
+            newest[stored.trial_id] = max(stored.attempt, newest.get(stored.trial_id, 0))
+    return [stored for stored in runs if newest.get(stored.trial_id) == stored.attempt]
+
+
+def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[Launch]:
+    """One launch per trial and workload, each metric's mean over the valid runs that have it, in the order first seen."""
+    grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
+    for stored in counted_attempts(runs):
+        if not stored.run.void:
+            grouped[stored.trial_id, stored.run.workload].append(stored)
+    return [_launch(members, metrics) for members in grouped.values()]
+
+
+def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> Launch:
+    values, runs = {}, {}
+    for metric in (*metrics, ACCEPT_LENGTH):
+        present = [stored.run.metrics[metric] for stored in members if metric in stored.run.metrics]
+        if present:
+            values[metric], runs[metric] = mean(present), len(present)
+    first = members[0]
+    return Launch(first.variant, first.host, first.block, first.run.workload, values, runs)
+
+
+def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
+    """Gates over all runs given, voided and failed ones too: what was kept out is told. The most frequent first."""
+    counts: dict[str, tuple[int, str]] = {}
+    for stored in runs:
+        for gate in stored.run.gates:
+            if gate.effect != GateEffect.UNSPECIFIED:
+                counts[gate.code] = (counts.get(gate.code, (0, ""))[0] + 1, gate.message)
+    found = [GateCount(code, count, message) for code, (count, message) in counts.items()]
+    return tuple(sorted(found, key=lambda gate: (-gate.count, gate.code)))
+
+
+def minutes_per_launch(runs: Iterable[StoredRun]) -> float | None:
+    """Wall minutes that one launch takes: the median distance of neighbouring launches' first runs on one host.
+
+    It holds the load, the runs and the stop. With one launch a host it is the runs' own time, a lower bound; None without runs.
+    """
+    first: dict[tuple[str, str, int], int] = {}
+    busy_s: dict[tuple[str, str, int], float] = defaultdict(float)
+    for stored in runs:
+        key = (stored.host, stored.trial_id, stored.attempt)
+        first[key] = min(first.get(key, stored.run.started_unix_ns), stored.run.started_unix_ns)
+        busy_s[key] += stored.run.duration_s / stored.run.time_scale
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for (host, _trial, _attempt), started in first.items():
+        by_host[host].append(started)
+    gaps = sorted(
+        (later - earlier) / 1e9
+        for starts in by_host.values()
+        for earlier, later in zip(sorted(starts)[:-1], sorted(starts)[1:], strict=True)
+    )
+    lengths = gaps or sorted(busy_s.values())
+    return lengths[len(lengths) // 2] / 60 if lengths and lengths[-1] > 0 else None
