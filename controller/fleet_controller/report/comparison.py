@@ -1,0 +1,199 @@
+"""Owns what a comparison looks like: the verdict table, its JSON, CSV and Markdown. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleet_protos.metrics import HIGHER_IS_BETTER, OUTPUT_TOK_S, TOK_S_PER_USER, TPOT_MEAN, TPOT_P50, TPOT_P99, TTFT_P50, TTFT_P99
+
+from fleet_controller.analysis.compare import SIMULATED, Comparison, Row
+from fleet_controller.analysis.statistics import Interval
+from fleet_controller.analysis.verdict import Needs, Verdict
+from fleet_controller.report.table import Table, aligned, as_csv, as_markdown, upright
+
+JSON_VERSION = 1
+
+# metric → what a percentage of it is a percentage of, the unit printed, and the factor to that unit
+_WORDS = {
+    OUTPUT_TOK_S: ("throughput", "tok/s", 1.0),
+    TOK_S_PER_USER: ("throughput per user", "tok/s", 1.0),
+    TPOT_MEAN: ("time per token", "ms/token", 1e3),
+    TPOT_P50: ("time per token p50", "ms/token", 1e3),
+    TPOT_P99: ("time per token p99", "ms/token", 1e3),
+    TTFT_P50: ("time to first token p50", "ms", 1e3),
+    TTFT_P99: ("time to first token p99", "ms", 1e3),
+}
+
+
+def words_of(metric: str) -> tuple[str, str, float]:
+    """(what a percentage is of, unit, factor from base unit) of a metric."""
+    if HIGHER_IS_BETTER.get(metric, True):
+        return _WORDS.get(metric, (metric.replace("_", " "), "", 1.0))
+    return _WORDS.get(metric, (metric.replace("_s_", " time ").replace("_", " "), "ms", 1e3))
+
+
+def signed_percent(ratio: float) -> str:
+    """`+41.2 %` or `−29.2 %`."""
+    percent = (ratio - 1) * 100
+    return f"{'−' if percent < 0 else '+'}{abs(percent):.1f} %"
+
+
+def change_text(metric: str, ratio: float | None) -> str:
+    """`+41.2 % throughput` or `−29.2 % time per token`: a percentage always says what it is of."""
+    return "" if ratio is None else f"{signed_percent(ratio)} {words_of(metric)[0]}"
+
+
+def duration_text(minutes: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if minutes < 1:
+        return f"{minutes * 60:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.2f}" if value < 20 else f"{value:.1f}"
+
+
+def _needs_text(needs: Needs | None) -> str:
+    if needs is None:
+        return ""
+    if needs.message.startswith("more than"):
+        return needs.message.partition(":")[0]
+    time = "" if needs.minutes is None else f", about {duration_text(needs.minutes)}"
+    return f"{needs.launches} more launch{'' if needs.launches == 1 else 'es'} of each{time}"
+
+
+def _span(interval: Interval | None, factor: float) -> str:
+    return "" if interval is None else f"{_number(interval.low * factor)} … {_number(interval.high * factor)}"
+
+
+def _change_span(interval: Interval | None) -> str:
+    return "" if interval is None else f"{signed_percent(interval.low)} … {signed_percent(interval.high)}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    _, unit, factor = words_of(row.metric)
+    mean = "" if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
+    verdict = "baseline" if row.verdict is None else str(row.verdict)
+    change = "" if row.verdict is None else change_text(row.metric, row.ratio)
+    accept = "" if row.accept_length is None else f"{row.accept_length:.2f}"
+    return (
+        row.host, row.workload, row.variant, str(row.launches), str(row.runs), mean, _span(row.interval, factor),
+        change, _change_span(row.ratio_interval), verdict, _needs_text(row.needs), accept,
+    )  # fmt: skip
+
+
+def table_of(comparison: Comparison) -> Table:
+    """The verdict table; columns that hold nothing in any row are left out, and the host when there is only one."""
+    share = f"{comparison.question.confidence * 100:g} %"
+    columns = (
+        "host", "workload", "variant", "launches", "runs", "mean", f"{share} interval",
+        "against baseline", f"{share} interval of it", "verdict", "needs", "accept length",
+    )  # fmt: skip
+    rows = tuple(_cells(row) for row in comparison.rows)
+    if len({row.host for row in comparison.rows}) < 2:
+        rows = tuple(("", *row[1:]) for row in rows)
+    numbers = frozenset({"launches", "runs", "mean", columns[6], "against baseline", columns[8], "accept length"})
+    return Table(columns, rows, numbers).without_empty("host", "workload", columns[6], columns[8], "needs", "accept length")
+
+
+def heading_of(comparison: Comparison) -> str:
+    """One line: job, engine with its time scale, baseline, confidence and margin."""
+    engine = f"simulated ×{comparison.time_scale:g}" if comparison.engine == SIMULATED else comparison.engine
+    named = [f"job {comparison.job}" if comparison.job else "", engine, f"baseline {comparison.baseline}"]
+    named.append(f"confidence {comparison.question.confidence * 100:g} %, margin ±{comparison.question.margin * 100:g} %")
+    return " · ".join(part for part in named if part)
+
+
+def remarks_of(comparison: Comparison) -> list[str]:
+    """What the table cannot hold: notes, why a row is INCONCLUSIVE, and each gate with its count."""
+    lines = list(comparison.notes)
+    reasons: dict[str, list[str]] = {}
+    gates: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        place = " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
+        if row.verdict == Verdict.INCONCLUSIVE or row.mean is None:
+            extra = f"; {row.needs.message}" if row.needs and row.needs.message else ""
+            _once(reasons.setdefault(f"{row.verdict or 'baseline'}: {row.reason}{extra}", []), place)
+        for gate in row.gates:
+            _once(gates.setdefault(f"gate {gate.code}: {gate.message}", []), f"{place} ×{gate.count}")
+    return lines + [f"{text} ({', '.join(places)})" for text, places in (reasons | gates).items()]
+
+
+def _once(places: list[str], place: str) -> None:
+    if place not in places:
+        places.append(place)
+
+
+def text_of(comparison: Comparison, width: int | None) -> list[str]:
+    """Heading, table and remarks as plain lines; upright when the table is wider than `width` (None: as wide as it must be)."""
+    table = table_of(comparison)
+    body = aligned(table) if width is None or table.fits(width) else upright(table)
+    remarks = remarks_of(comparison)
+    return [heading_of(comparison), "", *body, *([""] if remarks else []), *remarks]
+
+
+def json_of(comparison: Comparison) -> dict[str, Any]:
+    """The `compare` contract of docs/json.md."""
+    return {
+        "version": JSON_VERSION,
+        "job": comparison.job,
+        "engine": comparison.engine,
+        "time_scale": comparison.time_scale,
+        "baseline": comparison.baseline,
+        "confidence": comparison.question.confidence,
+        "margin": comparison.question.margin,
+        "notes": list(comparison.notes),
+        "rows": [_row_json(row) for row in comparison.rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "variant": row.variant,
+        "host": row.host,
+        "workload": row.workload,
+        "metric": row.metric,
+        "launches": row.launches,
+        "runs": row.runs,
+        "mean": row.mean,
+        "interval": _ends(row.interval),
+        "ratio": row.ratio,
+        "ratio_interval": _ends(row.ratio_interval),
+        "verdict": None if row.verdict is None else str(row.verdict),
+        "needs": None if row.needs is None else {"launches": row.needs.launches, "minutes": row.needs.minutes},
+        "gates": [{"code": gate.code, "count": gate.count, "message": gate.message} for gate in row.gates],
+        "reason": row.reason,
+        "accept_length": row.accept_length,
+    }
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]
+
+
+def csv_of(comparison: Comparison) -> str:
+    """One row per row, numbers unrounded in base units; engine and time scale on every line, so that no line travels without them."""
+    ends = ("interval", "ratio_interval")
+    columns = (
+        "job", "engine", "time_scale", "baseline", "variant", "host", "workload", "metric", "launches", "runs", "mean", "interval_low",
+        "interval_high", "ratio", "ratio_low", "ratio_high", "verdict", "needs_launches", "needs_minutes", "accept_length",
+    )  # fmt: skip
+    rows = []
+    for row in comparison.rows:
+        values = _row_json(row)
+        low_high = [end for name in ends for end in (values[name] or [None, None])]
+        needs = values["needs"] or {"launches": None, "minutes": None}
+        shared = (comparison.job, comparison.engine, comparison.time_scale, comparison.baseline)
+        cells = (
+            *shared, row.variant, row.host, row.workload, row.metric, row.launches, row.runs, row.mean, *low_high[:2],
+            row.ratio, *low_high[2:], values["verdict"], *needs.values(), row.accept_length,
+        )  # fmt: skip
+        rows.append(tuple("" if cell is None else str(cell) for cell in cells))
+    return as_csv(Table(columns, tuple(rows)))
+
+
+def markdown_of(comparison: Comparison) -> str:
+    """Heading, pipe table and remarks, to paste into a pull request."""
+    remarks = "".join(f"- {line}\n" for line in remarks_of(comparison))
+    return f"**{heading_of(comparison)}**\n\n{as_markdown(table_of(comparison))}" + (f"\n{remarks}" if remarks else "")

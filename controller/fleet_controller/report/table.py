@@ -1,0 +1,80 @@
+"""Owns how rows of text become lines: aligned columns, or one field a line where columns do not fit. Never cuts a cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and their cells as text. `numbers` names the columns aligned to the right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+
+    def without_empty(self, *names: str) -> Table:
+        """The same table less those of the columns named that hold nothing."""
+        drop = {index for index, name in enumerate(self.columns) if name in names and not any(row[index] for row in self.rows)}
+        kept = [index for index in range(len(self.columns)) if index not in drop]
+        rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
+        return Table(tuple(self.columns[index] for index in kept), rows, self.numbers)
+
+    def widths(self) -> list[int]:
+        """Terminal cells that each column takes."""
+        return [max(map(cell_width, column)) for column in zip(self.columns, *self.rows, strict=True)]
+
+    def fits(self, width: int, gap: int = 2) -> bool:
+        """True when the aligned layout is at most `width` cells wide, with `gap` between columns."""
+        return sum(self.widths()) + gap * (len(self.columns) - 1) <= width
+
+
+def cell_width(text: str) -> int:
+    """Terminal cells that a text takes."""
+    return sum(0 if unicodedata.combining(mark) else 2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in text)
+
+
+def aligned(table: Table) -> list[str]:
+    """One line a row, columns two blanks apart, as wide as it must be."""
+    widths = table.widths()
+    lines = []
+    for row in (table.columns, *table.rows):
+        cells = []
+        for name, cell, width in zip(table.columns, row, widths, strict=True):
+            blanks = " " * (width - cell_width(cell))
+            cells.append(blanks + cell if name in table.numbers else cell + blanks)
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def upright(table: Table) -> list[str]:
+    """One field a line and an empty line between rows: for terminals narrower than the table."""
+    label = max(map(cell_width, table.columns))
+    blocks = [
+        [f"{name}{' ' * (label - cell_width(name))}  {cell}" for name, cell in zip(table.columns, row, strict=True) if cell]
+        for row in table.rows
+    ]
+    return [line for index, block in enumerate(blocks) for line in ([""] if index else []) + block]
+
+
+def as_csv(table: Table) -> str:
+    """Comma-separated values with a header, lines ended by a newline."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows(table.rows)
+    return out.getvalue()
+
+
+def as_markdown(table: Table) -> str:
+    """A pipe table; a pipe inside a cell is escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    marks = ["---:" if name in table.numbers else "---" for name in table.columns]
+    return "\n".join([line(table.columns), line(marks), *map(line, table.rows)]) + "\n"
