@@ -1,0 +1,43 @@
+"""Owns one Linux timer that wakes an event loop at an absolute time with microsecond accuracy; loops themselves round to milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+
+_CLOCK_MONOTONIC = 1
+_TFD_TIMER_ABSTIME = 1
+_TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
+
+
+class Alarm:
+    """Calls `ring` once for each time set; setting it again replaces the time before. Raises OSError where there is no timerfd."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._fd: int = _LIBC.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._ring = ring
+        self._spec = _Spec(0, 0, 0, 0)
+        loop.add_reader(self._fd, self._woken)
+
+    def set(self, at_s: float) -> None:
+        """Ring at `at_s` of the monotonic clock; a time in the past rings at once."""
+        whole = int(at_s)
+        self._spec.value_s = whole
+        self._spec.value_ns = max(int((at_s - whole) * 1e9), 1)
+        _LIBC.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
+
+    def _woken(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return
+        self._ring()

@@ -1,0 +1,187 @@
+"""Owns the simulated engine's one loop of steps: who runs, who waits, and what each step gives. Times come in; it never reads a clock.
+
+All running requests advance together at each step. A step's end is counted from the end of the step before, never from when somebody
+woke up, so that no lateness adds up. Times `*_s` without another word are wall seconds of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fleet_agent.engines.simulated.model import Configuration, accept_shares, decode_s, prefill_s
+from fleet_agent.engines.simulated.noise import accept_deck
+
+MOST_STEPS_A_WAKE = 64
+
+
+class Sink(Protocol):
+    """Who receives the tokens of one generation."""
+
+    def gave(self, generation: Generation, count: int) -> None:
+        """`count` more tokens exist; `generation.done` already counts them."""
+
+    def flush(self, generation: Generation) -> None:
+        """All steps that were due have been told."""
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One request inside the engine. `want`: tokens at which it ends; `stops`: it ends by itself there, not by length."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    want: int
+    entry: int
+    stops: bool
+    sink: Sink
+    number: int = 0
+    arrived_s: float = 0.0
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    done: int = 0
+    verify_steps: int = 0
+    correct_drafts: list[int] = field(default_factory=list)  # [n] = cycles in which n drafts were right
+    cancelled: bool = False
+    deck: tuple[int, ...] = (1,)
+
+    @property
+    def finished(self) -> bool:
+        """True when all its tokens were given."""
+        return self.done >= self.want
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start of the server."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    verify_steps: int = 0
+    decode_steps: int = 0
+    aborted: int = 0
+
+
+class Batching:
+    """Continuous batching. `slow(at_s)` is the noise factor of a step that starts then; `scale` model seconds pass in one wall second."""
+
+    def __init__(self, configuration: Configuration, cap: int, scale: float, slow: Callable[[float], float], seed: str) -> None:
+        self.totals = Totals()
+        self.running: list[Generation] = []
+        self.waiting: deque[Generation] = deque()
+        self.prefilled: Callable[[list[Generation]], None] = lambda admitted: None
+        self.decoded: Callable[[float], None] = lambda at_s: None
+        self._configuration = configuration
+        self._cap = cap
+        self._scale = scale
+        self._slow = slow
+        self._seed = seed
+        spec = configuration.speculation
+        self._shares = accept_shares(spec) if spec else ()
+        self._decode_s: dict[int, float] = {}
+        self._admitted: list[Generation] = []
+        self._ends_s: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while a request runs or waits."""
+        return self._ends_s is not None
+
+    def submit(self, generation: Generation, now_s: float) -> float:
+        """Take a request; the answer is when the engine has to be woken."""
+        self.totals.requests += 1
+        generation.number = self.totals.requests
+        generation.arrived_s = now_s
+        if self._shares:
+            generation.deck = accept_deck(self._shares, f"{self._seed}:{generation.number}")
+            generation.correct_drafts = [0] * len(self._shares)
+        self.waiting.append(generation)
+        if self._ends_s is None:
+            self._start_step(now_s)
+        return self._ends_s or now_s
+
+    def cancel(self, generation: Generation) -> None:
+        """Its client went away; it leaves at the next step."""
+        if not generation.finished and not generation.cancelled:
+            generation.cancelled = True
+            self.totals.aborted += 1
+
+    def wake(self, now_s: float) -> float | None:
+        """End every step that is due and start the next ones; the answer is when to wake again, None when idle."""
+        told: dict[Generation, None] = {}
+        steps = 0
+        while self._ends_s is not None and self._ends_s <= now_s and steps < MOST_STEPS_A_WAKE:
+            ended_s = self._ends_s
+            told.update(dict.fromkeys(self._end_step(ended_s)))
+            self._start_step(ended_s)
+            steps += 1
+        for generation in told:
+            generation.sink.flush(generation)
+        return self._ends_s
+
+    def _start_step(self, at_s: float) -> None:
+        self.running = [generation for generation in self.running if not generation.finished and not generation.cancelled]
+        self._admit(at_s)
+        if self._admitted:
+            model_s = prefill_s(sum(one.prompt_tokens - one.cached_tokens for one in self._admitted), self._configuration)
+        elif self.running:
+            model_s = self._decode_of(len(self.running))
+        else:
+            self._ends_s = self.waiting[0].arrived_s if self.waiting else None
+            return
+        self._ends_s = at_s + model_s * self._slow(at_s) / self._scale
+
+    def _admit(self, at_s: float) -> None:
+        self._admitted = []
+        while self.waiting and len(self.running) + len(self._admitted) < self._cap and self.waiting[0].arrived_s <= at_s:
+            generation = self.waiting.popleft()
+            if not generation.cancelled:
+                self._admitted.append(generation)
+
+    def _decode_of(self, batch: int) -> float:
+        if batch not in self._decode_s:
+            self._decode_s[batch] = decode_s(batch, self._configuration)
+        return self._decode_s[batch]
+
+    def _end_step(self, at_s: float) -> list[Generation]:
+        if self._admitted:
+            return self._end_prefill(at_s)
+        for generation in self.running:
+            self._advance(generation, at_s)
+        if self.running:
+            self.totals.decode_steps += 1
+            self.decoded(at_s)
+        return self.running
+
+    def _end_prefill(self, at_s: float) -> list[Generation]:
+        admitted, self._admitted = self._admitted, []
+        for generation in admitted:
+            generation.first_token_s = at_s
+            self.totals.prompt_tokens += generation.prompt_tokens
+            self.totals.cached_tokens += generation.cached_tokens
+            self._give(generation, 1, at_s)
+        self.running.extend(admitted)
+        self.prefilled(admitted)
+        return admitted
+
+    def _advance(self, generation: Generation, at_s: float) -> None:
+        if generation.cancelled:
+            return
+        count = generation.deck[generation.verify_steps % len(generation.deck)]
+        if self._shares:
+            generation.verify_steps += 1
+            generation.correct_drafts[count - 1] += 1
+            self.totals.verify_steps += 1
+        self._give(generation, min(count, generation.want - generation.done), at_s)
+
+    def _give(self, generation: Generation, count: int, at_s: float) -> None:
+        generation.done += count
+        self.totals.generated_tokens += count
+        if generation.finished:
+            generation.finished_s = at_s
+        if not generation.cancelled:
+            generation.sink.gave(generation, count)

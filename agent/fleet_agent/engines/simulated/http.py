@@ -1,0 +1,221 @@
+"""Owns HTTP/1.1 on a raw connection: requests in, whole or chunked replies out. Knows no endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_HEADER_BYTES = 65536
+MOST_BODY_BYTES = 64 * 1024 * 1024
+REASONS = {
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, its body whole. `target` is the path with its query, `path` without."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    peer: str
+
+    @property
+    def path(self) -> str:
+        """The path alone."""
+        return self.target.partition("?")[0]
+
+
+class BadRequest(Exception):
+    """What came is not HTTP that we read: its status and text."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Exchange:
+    """The reply to one request; every method is harmless once the client has gone."""
+
+    def __init__(self, connection: Connection, request: Request, *, keep: bool) -> None:
+        self.request = request
+        self.on_lost: Callable[[], None] | None = None
+        self._connection = connection
+        self._keep = keep
+
+    def send(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
+        """The whole reply."""
+        head = f"content-length: {len(body)}\r\n" + (f"content-type: {content_type}\r\n" if body else "")
+        self._connection.write(self._head(status, head) + (b"" if self.request.method == "HEAD" else body))
+        self._end(status)
+
+    def start_stream(self) -> None:
+        """The head of an event stream; frames follow."""
+        self._connection.write(self._head(200, "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"))
+
+    def write_frames(self, frames: bytes) -> None:
+        """One or several frames made by `frame`, in one write."""
+        self._connection.write(frames)
+
+    def end_stream(self) -> None:
+        """The end of the event stream."""
+        self._connection.write(b"0\r\n\r\n")
+        self._end(200)
+
+    def _head(self, status: int, fields: str) -> bytes:
+        close = "" if self._keep else "connection: close\r\n"
+        return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nserver: benchfleet-simulated\r\n{close}{fields}\r\n".encode("latin-1")
+
+    def _end(self, status: int) -> None:
+        self.on_lost = None
+        self._connection.replied(self.request, status, keep=self._keep)
+
+
+def frame(content: bytes) -> bytes:
+    """One HTTP chunk."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+class Connection(asyncio.Protocol):
+    """One client. Requests are answered in order, one at a time; `serve` gets each, `log` every status line."""
+
+    def __init__(self, serve: Callable[[Exchange], None], log: Callable[[Request, int], None]) -> None:
+        self._serve = serve
+        self._log = log
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._exchange: Exchange | None = None
+        self._continued = False
+        self._serving = False
+        self._peer = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
+        name = transport.get_extra_info("peername") or ("", 0)
+        self._peer = f"{name[0]}:{name[1]}"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        exchange, self._exchange = self._exchange, None
+        if exchange and exchange.on_lost:
+            exchange.on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._serve_next()
+
+    def write(self, data: bytes) -> None:
+        """Send unless the client has gone."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def replied(self, request: Request, status: int, *, keep: bool) -> None:
+        """The exchange is complete: log it, then serve what has come meanwhile."""
+        self._log(request, status)
+        self._exchange = None
+        if not keep and self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        self._serve_next()
+
+    def _serve_next(self) -> None:
+        if self._serving:  # a reply sent from inside `serve`: the loop below goes on
+            return
+        self._serving = True
+        try:
+            while self._transport is not None and self._exchange is None and self._received:
+                if not self._serve_one():
+                    return
+        finally:
+            self._serving = False
+
+    def _serve_one(self) -> bool:
+        try:
+            parsed = self._parse()
+        except BadRequest as bad:
+            request = Request("BAD", "", {}, b"", self._peer)
+            self._exchange = Exchange(self, request, keep=False)
+            self._exchange.send(bad.status, str(bad).encode(), "text/plain; charset=utf-8")
+            return False
+        if parsed is None:
+            return False
+        keep = parsed.headers.get("connection", "").lower() != "close"
+        self._exchange = Exchange(self, parsed, keep=keep)
+        self._serve(self._exchange)
+        return True
+
+    def _parse(self) -> Request | None:
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._received) > MOST_HEADER_BYTES:
+                raise BadRequest(431, "header too large")
+            return None
+        method, target, headers = parse_head(bytes(self._received[:end]))
+        if headers.get("expect", "").lower() == "100-continue" and not self._continued:
+            self._continued = True
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        found = take_body(self._received, end + 4, headers)
+        if found is None:
+            return None
+        body, used = found
+        del self._received[:used]
+        self._continued = False
+        return Request(method, target, headers, body, self._peer)
+
+
+def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """(method, target, headers by lower-case name). Raises BadRequest."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise BadRequest(400, "Invalid HTTP request received.")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise BadRequest(400, "Invalid HTTP request received.")
+        headers[name.strip().lower()] = value.strip()
+    if words[2] == "HTTP/1.0":
+        headers.setdefault("connection", "close")
+    return words[0], words[1], headers
+
+
+def take_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
+    """(body, bytes used up to its end) or None while it is incomplete. Raises BadRequest."""
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return _take_chunks(received, start)
+    try:
+        length = int(headers.get("content-length", "0"))
+    except ValueError:
+        raise BadRequest(400, "Invalid HTTP request received.") from None
+    if not 0 <= length <= MOST_BODY_BYTES:
+        raise BadRequest(413, "body too large")
+    if len(received) < start + length:
+        return None
+    return bytes(received[start : start + length]), start + length
+
+
+def _take_chunks(received: bytearray, start: int) -> tuple[bytes, int] | None:
+    body = bytearray()
+    while True:
+        line_end = received.find(b"\r\n", start)
+        if line_end < 0:
+            return None
+        try:
+            size = int(received[start:line_end].split(b";")[0], 16)
+        except ValueError:
+            raise BadRequest(400, "Invalid HTTP request received.") from None
+        if len(body) + size > MOST_BODY_BYTES:
+            raise BadRequest(413, "body too large")
+        start = line_end + 2
+        if len(received) < start + size + 2:
+            return None
+        body += received[start : start + size]
+        start += size + 2
+        if size == 0:
+            return bytes(body), start

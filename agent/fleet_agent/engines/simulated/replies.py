@@ -1,0 +1,246 @@
+"""Owns the bytes of answers in the shapes of SGLang 0.5.23: /generate, chat and text completions, whole and streamed. Sends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fleet_agent.engines.simulated.batching import Generation
+from fleet_agent.engines.simulated.http import frame
+from fleet_agent.engines.simulated.text import Words
+
+DONE = frame(b"data: [DONE]\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client asked to see of its answer."""
+
+    stream: bool = False
+    usage: bool = False
+    usage_always: bool = False
+    meta_info: bool = False
+    spec_details: bool = False
+    cached_details: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What every answer of one request carries. `clock_offset_s`: Unix time minus the monotonic clock."""
+
+    id: str
+    model: str
+    created: int
+    wanted: Wanted
+    words: Words
+    draft_tokens: int = 0
+    cache_report: bool = False
+    clock_offset_s: float = 0.0
+
+
+class Shape(Protocol):
+    """One API's answer. `delta` may be called before the end only, `last` once after it."""
+
+    def opening(self, generation: Generation) -> bytes:
+        """Frames before the first token."""
+
+    def delta(self, generation: Generation, count: int) -> bytes:
+        """The frame of the newest `count` tokens."""
+
+    def last(self, generation: Generation) -> bytes:
+        """Every frame after the tokens, the end mark included."""
+
+    def whole(self, generation: Generation) -> bytes:
+        """The answer that is not streamed."""
+
+
+def dump(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event as an HTTP chunk."""
+    return frame(b"data: " + dump(value) + b"\n\n")
+
+
+def finish_reason(generation: Generation) -> dict[str, Any]:
+    """SGLang's own form of why it ended."""
+    return {"type": "stop", "matched": 1} if generation.stops else {"type": "length", "length": generation.done}
+
+
+def usage(generation: Generation, telling: Telling) -> dict[str, Any]:
+    """OpenAI's token counts; cached tokens only when the server was started with --enable-cache-report."""
+    reported = telling.cache_report and generation.cached_tokens > 0
+    return {
+        "prompt_tokens": generation.prompt_tokens,
+        "total_tokens": generation.prompt_tokens + generation.done,
+        "completion_tokens": generation.done,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens} if reported else None,
+        "reasoning_tokens": 0,
+        "completion_tokens_details": None,
+    }
+
+
+def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
+    """Acceptance of one request; the accept rate is (accepted drafts) / (proposed drafts), as in 0.5.12 and later."""
+    correct = sum(drafts * cycles for drafts, cycles in enumerate(generation.correct_drafts))
+    proposed = generation.verify_steps * (draft_tokens - 1)
+    histogram = list(generation.correct_drafts)
+    while len(histogram) > 1 and not histogram[-1]:
+        histogram.pop()
+    return {
+        "spec_accept_rate": correct / proposed if proposed else 0.0,
+        "spec_accept_length": generation.done / generation.verify_steps if generation.verify_steps else 0.0,
+        "spec_num_correct_drafts": correct,
+        "spec_num_proposed_drafts": proposed,
+        "spec_verify_ct": generation.verify_steps,
+        "spec_correct_drafts_histogram": histogram,
+    }
+
+
+def cached_details(generation: Generation) -> dict[str, int] | None:
+    """Where the cached prefix came from; null when there was none."""
+    return {"device": generation.cached_tokens, "host": 0} if generation.cached_tokens else None
+
+
+def running_meta(generation: Generation, telling: Telling) -> dict[str, Any]:
+    """`meta_info` while tokens come."""
+    return {
+        "id": telling.id,
+        "finish_reason": None,
+        "prompt_tokens": generation.prompt_tokens,
+        "weight_version": "default",
+        "num_retractions": 0,
+        "queue_time": 0.0,
+        "reasoning_tokens": 0,
+        "completion_tokens": generation.done,
+        "cached_tokens": generation.cached_tokens,
+        "cached_tokens_details": cached_details(generation),
+        "dp_rank": None,
+    }
+
+
+def final_meta(generation: Generation, telling: Telling) -> dict[str, Any]:
+    """`meta_info` of a finished request. Latencies are wall seconds."""
+    decode_s = generation.finished_s - generation.first_token_s
+    return {
+        **running_meta(generation, telling),
+        "finish_reason": finish_reason(generation),
+        "weight_versions": [{"version": "default", "start": 0, "end": generation.done}],
+        "e2e_latency": generation.finished_s - generation.arrived_s,
+        **(spec_counts(generation, telling.draft_tokens) if telling.draft_tokens else {}),
+        "request_received_ts": generation.arrived_s + telling.clock_offset_s,
+        "first_token_latency": generation.first_token_s - generation.arrived_s,
+        "request_finished_ts": generation.finished_s + telling.clock_offset_s,
+        "decode_throughput": (generation.done - 1) / decode_s if decode_s > 0 else 0.0,
+    }
+
+
+def sglext(generation: Generation, telling: Telling) -> dict[str, Any] | None:
+    """SGLang's extension of OpenAI answers, None when nothing was asked for or nothing is there to tell."""
+    told: dict[str, Any] = {}
+    if telling.wanted.cached_details and generation.cached_tokens:
+        told["cached_tokens_details"] = cached_details(generation)
+    if telling.wanted.spec_details and telling.draft_tokens:
+        blank = {"spec_cap_length": 0.0, "spec_block_accept_length": 0.0, "spec_cap_lens_histogram": []}
+        told["spec_tokens_details"] = {**spec_counts(generation, telling.draft_tokens), **blank}
+    return told or None
+
+
+class GenerateReply:
+    """/generate: each event holds all the text so far, as SGLang does without --incremental-streaming-output."""
+
+    def __init__(self, telling: Telling) -> None:
+        self._telling = telling
+
+    def opening(self, generation: Generation) -> bytes:
+        return b""
+
+    def delta(self, generation: Generation, count: int) -> bytes:
+        meta = final_meta if generation.finished else running_meta
+        return frame(b"data: " + self._answer(generation, meta(generation, self._telling)) + b"\n\n")
+
+    def last(self, generation: Generation) -> bytes:
+        return DONE
+
+    def whole(self, generation: Generation) -> bytes:
+        return self._answer(generation, final_meta(generation, self._telling))
+
+    def _answer(self, generation: Generation, meta: Mapping[str, Any]) -> bytes:
+        words = self._telling.words
+        text, ids = words.text(generation.entry, generation.done), words.ids(generation.entry, generation.done)
+        return b'{"text":"%b","output_ids":[%b],"meta_info":%b}' % (text, ids, dump(meta))
+
+
+class OpenAiReply:
+    """/v1/chat/completions and /v1/completions: each event holds the new text only."""
+
+    def __init__(self, telling: Telling, *, chat: bool) -> None:
+        self._telling = telling
+        self._chat = chat
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self._head = dump({"id": telling.id, "object": kind, "created": telling.created, "model": telling.model})[:-1]
+        before = b'"delta":{"reasoning_content":null,"content":"' if chat else b'"text":"'
+        after = b'"},' if chat else b'",'
+        self._before = b"data: " + self._head + b',"choices":[{"index":0,' + before
+        self._after = after + b'"logprobs":null,"finish_reason":null,"matched_stop":null}]}\n\n'
+
+    def opening(self, generation: Generation) -> bytes:
+        if not self._chat:
+            return b""
+        delta = {"reasoning_content": None, "role": "assistant", "content": ""}
+        return self._event([self._choice({"delta": delta}, None)])
+
+    def delta(self, generation: Generation, count: int) -> bytes:
+        text = self._telling.words.text(generation.entry + generation.done - count, count)
+        if self._telling.wanted.usage_always or (generation.finished and not self._chat):
+            return self._slow_delta(generation, text.decode())
+        before, after = self._before, self._after
+        return b"%x\r\n%b%b%b\r\n" % (len(before) + len(text) + len(after), before, text, after)
+
+    def _slow_delta(self, generation: Generation, text: str) -> bytes:
+        content = {"delta": {"reasoning_content": None, "content": text}} if self._chat else {"text": text}
+        ends = generation.finished and not self._chat
+        extra = {"usage": usage(generation, self._telling)} if self._telling.wanted.usage_always else {}
+        return self._event([self._choice(content, generation if ends else None)], **extra)
+
+    def last(self, generation: Generation) -> bytes:
+        frames = b""
+        if self._chat:
+            frames += self._event([self._choice({"delta": {"reasoning_content": None}}, generation)])
+        told = sglext(generation, self._telling)
+        if told:
+            frames += self._event([], usage=None, sglext=told)
+        if self._telling.wanted.usage:
+            frames += self._event([], usage=usage(generation, self._telling))
+        return frames + DONE
+
+    def whole(self, generation: Generation) -> bytes:
+        text = self._telling.words.text(generation.entry, generation.done).decode()
+        content = {"message": {"role": "assistant", "content": text, "reasoning_content": None}} if self._chat else {"text": text}
+        choice = self._choice(content, generation)
+        if self._telling.wanted.meta_info and self._chat:
+            choice["meta_info"] = final_meta(generation, self._telling)
+        told = sglext(generation, self._telling)
+        versions = [{"version": "default", "start": 0, "end": generation.done}]
+        answer = {
+            "id": self._telling.id,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": self._telling.created,
+            "model": self._telling.model,
+            "choices": [choice],
+            "usage": usage(generation, self._telling),
+            "metadata": {"weight_version": "default", "weight_versions": versions},
+        }
+        return dump({**answer, "sglext": told} if told else answer)
+
+    def _choice(self, content: dict[str, Any], ended: Generation | None) -> dict[str, Any]:
+        reason = finish_reason(ended) if ended else {"type": None}
+        return {"index": 0, **content, "logprobs": None, "finish_reason": reason["type"], "matched_stop": reason.get("matched")}
+
+    def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        rest = dump({"choices": choices, **extra})[1:]
+        return frame(b"data: " + self._head + b"," + rest + b"\n\n")

@@ -1,0 +1,125 @@
+"""Owns what a client asks of the simulated engine: JSON bodies to validated values. Pure; refusals read as SGLang's do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_agent.engines.simulated.replies import Wanted
+from fleet_agent.engines.simulated.text import TEMPLATE
+
+_GENERATE_DEFAULT_TOKENS = 128
+_NATURAL_TOKENS_MIN = 200
+_NATURAL_TOKENS_SPREAD = 600
+
+
+class Refused(Exception):
+    """The request is answered with 400 and this text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One generation as asked. `limit` None: until it ends by itself."""
+
+    prompt: tuple[str | int, ...]
+    limit: int | None
+    ignore_eos: bool
+    model: str
+    wanted: Wanted
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises Refused."""
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        where = getattr(error, "pos", 0)
+        raise Refused(f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}") from None
+    if not isinstance(value, dict):
+        raise Refused("1 validation error:\n  {'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}")
+    return value
+
+
+def generate(body: dict[str, Any]) -> Ask:
+    """An Ask of /generate. Raises Refused."""
+    text, ids = body.get("text"), body.get("input_ids")
+    if (text is None) == (ids is None):
+        raise Refused("Either text, input_ids or input_embeds should be provided.")
+    sampling = body.get("sampling_params") or {}
+    if not isinstance(sampling, dict):
+        raise Refused("the simulated engine takes one request a call: sampling_params must be an object")
+    limit = _limit(sampling.get("max_new_tokens", _GENERATE_DEFAULT_TOKENS), "max_new_tokens")
+    wanted = Wanted(stream=bool(body.get("stream")))
+    return Ask(_prompt(text if ids is None else ids), limit, bool(sampling.get("ignore_eos")), "", wanted)
+
+
+def chat(body: dict[str, Any]) -> Ask:
+    """An Ask of /v1/chat/completions. Raises Refused."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refused("Messages cannot be empty.")
+    tokens: list[str | int] = list(TEMPLATE)
+    for message in messages:
+        if not isinstance(message, dict) or "role" not in message:
+            raise Refused("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
+        tokens += [*_content(message.get("content")), f"<|{message['role']}|>"]
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    return _openai(body, tuple(tokens), None if limit is None else _limit(limit, "max_tokens"))
+
+
+def completion(body: dict[str, Any]) -> Ask:
+    """An Ask of /v1/completions. Raises Refused."""
+    limit = body.get("max_tokens")
+    return _openai(body, _prompt(body.get("prompt")), 16 if limit is None else _limit(limit, "max_tokens"))
+
+
+def tokens_to_give(ask: Ask, entry: int, *, short: bool) -> tuple[int, bool]:
+    """(tokens, True when it ends by itself): the limit under ignore_eos, else a natural length that the prompt decides."""
+    natural = _NATURAL_TOKENS_MIN + entry % _NATURAL_TOKENS_SPREAD
+    limit = natural if ask.limit is None else ask.limit
+    if short:
+        return max(limit // 2, 1), True
+    if ask.ignore_eos and ask.limit is not None:
+        return limit, False
+    return (natural, True) if natural <= limit else (limit, False)
+
+
+def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | None) -> Ask:
+    options = body.get("stream_options") or {}
+    stream = bool(body.get("stream"))
+    if stream and body.get("return_meta_info"):
+        raise Refused("return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true.")
+    if body.get("n", 1) != 1:
+        raise Refused("the simulated engine gives one choice a request: n must be 1")
+    wanted = Wanted(
+        stream=stream,
+        usage=bool(options.get("include_usage")),
+        usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        meta_info=bool(body.get("return_meta_info")),
+        spec_details=bool(body.get("return_spec_tokens_details")),
+        cached_details=bool(body.get("return_cached_tokens_details")),
+    )
+    return Ask(prompt, limit, bool(body.get("ignore_eos")), str(body.get("model") or "default"), wanted)
+
+
+def _limit(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Refused(f"{name} must be at least 1, got {value!r}.")
+    return value
+
+
+def _prompt(prompt: Any) -> tuple[str | int, ...]:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return tuple(prompt.split()) or ("",)
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+        return tuple(prompt)
+    raise Refused("the simulated engine takes one prompt a call: a text or a list of token ids")
+
+
+def _content(content: Any) -> list[str]:
+    if isinstance(content, list):
+        return [word for part in content if isinstance(part, dict) for word in str(part.get("text", "")).split()]
+    return str(content or "").split()

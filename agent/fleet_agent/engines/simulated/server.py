@@ -1,0 +1,189 @@
+"""Owns the process of the simulated engine: command line, socket, signals and the faults it was told to show. Starts in well under 0.3 s.
+
+    python -m fleet_agent.engines.simulated.server --model-path M --port P [any SGLang argument] --simulation '{"time_scale": 20, "launch": "t/1"}'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_protos.trial import Simulation
+
+from fleet_agent.engines.simulated import arguments
+from fleet_agent.engines.simulated.alarm import Alarm
+from fleet_agent.engines.simulated.api import Api, Rates, Setup
+from fleet_agent.engines.simulated.batching import Batching, Generation
+from fleet_agent.engines.simulated.http import REASONS, Connection, Request
+from fleet_agent.engines.simulated.logbook import Logbook
+from fleet_agent.engines.simulated.model import Configuration
+from fleet_agent.engines.simulated.noise import drift_factor, launch_factor, run_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of the server, read from its command line and environment."""
+
+    args: Mapping[str, Any]
+    warnings: list[str]
+    simulation: Simulation
+    launch: str
+    nccl: Mapping[str, str]
+    command: str
+
+
+def read_start(argv: Sequence[str], env: Mapping[str, str]) -> Start:
+    """Raises ValueError with what is wrong with the command line."""
+    given = arguments.parse(argv)
+    raw = given.pop("simulation", "{}")
+    knobs = json.loads(raw) if isinstance(raw, str) else {}
+    launch = str(knobs.pop("launch", ""))
+    if not given.get("model_path"):
+        raise ValueError("the following arguments are required: --model-path/--model")
+    try:
+        simulation = Simulation(**{**knobs, "lost_env": tuple(knobs.get("lost_env", ()))})
+        args, warnings = arguments.resolve(given)
+    except TypeError as error:
+        raise ValueError(f"argument value: {error}") from error
+    if simulation.time_scale <= 0:
+        raise ValueError("argument --simulation: time_scale must be above 0")
+    nccl = {name: value for name, value in env.items() if name.startswith("NCCL_") and name not in simulation.lost_env}
+    nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", **nccl}  # SGLang 0.5.4 and later set both when unset
+    return Start(args, warnings, simulation, launch, nccl, shlex.join(argv))
+
+
+class Server:
+    """One engine behind one socket."""
+
+    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop) -> None:
+        self._start = start
+        self._loop = loop
+        self._log = Logbook()
+        self._born_s = time.monotonic()
+        self._born_unix_s = time.time_ns() / 1e9
+        knobs = start.simulation
+        self._launch_factor = launch_factor(knobs.seed, start.launch, knobs.launch_noise)
+        configuration = Configuration(int(start.args["tp_size"]), start.nccl, arguments.speculation(start.args))
+        setup = Setup(start.args, start.command, knobs)
+        self._setup = setup
+        self._batching = Batching(configuration, setup.cap, knobs.time_scale, self._slow, f"{knobs.seed}:{start.launch}")
+        self._batching.prefilled = self._log_prefill
+        self._batching.decoded = self._log_decode
+        self._alarm = Alarm(loop, self._wake)
+        self._api = Api(setup, self._batching, self._submit, loop.call_later)
+        self._last_line = (self._born_s, 0, 0)
+        self.stopped = loop.create_future()
+
+    async def serve(self) -> None:
+        """Listen until stopped. Raises OSError when the port is taken."""
+        self._log.start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
+        self._on_signals()
+        host, port = str(self._start.args["host"]), int(self._start.args["port"])
+        listener = await self._loop.create_server(lambda: Connection(self._api.serve, self._access), host, port, backlog=2048)
+        self._log.line(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit) (simulated)")
+        self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
+        await self.stopped
+        listener.close()
+
+    def _on_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._terminate, number)
+
+    def _terminate(self, number: int) -> None:
+        if self._start.simulation.ignore_term:
+            self._log.line(f"{signal.Signals(number).name} received and ignored (simulation: ignore_term).")
+            return
+        self._log.line(f"{signal.Signals(number).name} received. Draining requests and shutting down...")
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+
+    def _become_ready(self) -> None:
+        self._log.load(self._start.args, self._start.simulation.ready_after_s)
+        self._log.nccl(self._start.nccl)
+        self._api.ready = True
+        self._log.line("The server is fired up and ready to roll!")
+        if self._start.simulation.crash_after_s > 0:
+            self._loop.call_later(self._start.simulation.crash_after_s, os.kill, os.getpid(), signal.SIGKILL)
+
+    def _submit(self, generation: Generation) -> None:
+        self._alarm.set(self._batching.submit(generation, time.monotonic()))
+
+    def _wake(self) -> None:
+        next_s = self._batching.wake(time.monotonic())
+        if next_s is not None:
+            self._alarm.set(next_s)
+
+    def _slow(self, at_s: float) -> float:
+        knobs = self._start.simulation
+        model_s = (at_s - self._born_s) * knobs.time_scale
+        unix_s = self._born_unix_s + at_s - self._born_s
+        drift = drift_factor(knobs.seed, knobs.drift_per_hour, unix_s * knobs.time_scale / 3600)
+        return self._launch_factor * drift * run_factor(knobs.seed, self._start.launch, knobs.run_noise, model_s)
+
+    def _access(self, request: Request, status: int) -> None:
+        self._log.access(request.peer, f"{request.method} {request.target}", f"{status} {REASONS.get(status, '')}")
+
+    def _log_prefill(self, admitted: list[Generation]) -> None:
+        cached = sum(generation.cached_tokens for generation in admitted)
+        new = sum(generation.prompt_tokens for generation in admitted) - cached
+        running, queued = len(self._batching.running) - len(admitted), len(self._batching.waiting)
+        self._log.prefill(sequences=len(admitted), new=new, cached=cached, running=running, queued=queued)
+
+    def _log_decode(self, at_s: float) -> None:
+        totals = self._batching.totals
+        if totals.decode_steps % int(self._start.args["decode_log_interval"]):
+            return
+        then_s, tokens_then, verified_then = self._last_line
+        self._last_line = (at_s, totals.generated_tokens, totals.verify_steps)
+        tokens, verified = totals.generated_tokens - tokens_then, totals.verify_steps - verified_then
+        length = tokens / verified if verified else 0.0
+        most = self._setup.draft_tokens - 1
+        elapsed_model_s = (at_s - then_s) * self._start.simulation.time_scale
+        self._api.rates = Rates(tokens / elapsed_model_s, length, max(length - 1, 0.0) / most if most > 0 else 0.0)
+        running = self._batching.running
+        self._log.decode(
+            running=len(running),
+            queued=len(self._batching.waiting),
+            tokens=sum(generation.prompt_tokens + generation.done for generation in running),
+            accept=(length, self._api.rates.accept_rate) if verified else None,
+            tok_s=self._api.rates.gen_throughput,
+        )
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def main() -> int:
+    """The server's exit code: 0 after SIGTERM, 1 when the port is taken, 2 for a bad command line."""
+    try:
+        start = read_start(sys.argv[1:], os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"server.py: error: {error}\n")
+        return 2
+    loop = new_loop()
+    try:
+        loop.run_until_complete(Server(start, loop).serve())
+    except (OSError, socket.gaierror) as error:
+        sys.stderr.write(f"ERROR:    {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Owns what the simulated engine says: one fixed ring of made-up words, entered at a place that the prompt decides."""
+
+from __future__ import annotations
+
+from binascii import crc32
+from collections.abc import Iterable
+from itertools import accumulate
+from random import Random
+
+RING = 4096
+TEMPLATE = ("<|template|>", "<|simulated|>", "<|system|>", "<|turn|>")
+_SYLLABLES = tuple(onset + vowel for onset in "bdfgklmnprstvzjw" for vowel in "aeio")
+
+
+class Words:
+    """The ring, encoded once: any run of tokens is a slice. A token is one word with a space before it."""
+
+    def __init__(self) -> None:
+        order = list(range(RING))
+        Random("simulated").shuffle(order)
+        words = [" " + _SYLLABLES[token // 64] + _SYLLABLES[token % 64] for token in order]
+        self._text = "".join(words * 2).encode()
+        self._ids = ",".join(str(token) for token in order * 2).encode() + b","
+        self._text_at = _offsets(len(word) for word in words * 2)
+        self._ids_at = _offsets(len(str(token)) + 1 for token in order * 2)
+
+    def text(self, first: int, count: int) -> bytes:
+        """The words of `count` tokens, JSON-safe."""
+        return self._slice(self._text, self._text_at, first, count)
+
+    def ids(self, first: int, count: int) -> bytes:
+        """Their token ids, comma separated."""
+        return self._slice(self._ids, self._ids_at, first, count)[:-1]
+
+    @staticmethod
+    def _slice(ring: bytes, at: list[int], first: int, count: int) -> bytes:
+        first %= RING
+        if count <= RING:
+            return ring[at[first] : at[first + count]]
+        return ring[at[first] : at[first + RING]] * (count // RING) + ring[at[first] : at[first + count % RING]]
+
+
+def _offsets(lengths: Iterable[int]) -> list[int]:
+    return list(accumulate(lengths, initial=0))
+
+
+def entry(prompt: tuple[str | int, ...]) -> int:
+    """Where the answer to `prompt` starts in the ring; the same in every process and under every configuration."""
+    return crc32("\x00".join(map(str, prompt)).encode()) % RING
