@@ -1,0 +1,48 @@
+# What a developer and CI call. Each target is one or two lines; the steps behind them are in tools/.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-real bench check fmt protos lock clean
+bin := .venv/bin
+pins := pyproject.toml requirements/tools.txt tools/setup.sh
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/installed-dev ## make .venv with everything a developer needs (PYTHON=… chooses the interpreter)
+
+demo: .venv/installed-run ## run examples/demo.yaml on simulated servers, to its verdict
+	@tools/demo.sh
+
+test: .venv/installed-dev ## all tests but those on a real SGLang
+	@tools/test_programs.sh
+	$(bin)/pytest -m "not real_sglang"
+
+test-unit: .venv/installed-dev ## the pure parts only: seconds
+	$(bin)/pytest tests/unit
+
+test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (first time: installs it into the user's cache)
+	$(bin)/python tests/real_sglang/environment.py
+	$(bin)/pytest -m real_sglang tests/real_sglang
+
+bench: .venv/installed-dev ## overheads of fleetctl and the agent, as a table and benchmarks/latest.json
+	$(bin)/python benchmarks/overhead.py
+
+check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
+	$(bin)/ruff check --quiet . && $(bin)/mypy && $(bin)/lint-imports --no-logo
+	tools/protos.sh check && tools/buf_lint.sh && $(bin)/python tools/sizes.py
+
+fmt: .venv/installed-dev ## sort imports and apply ruff's safe fixes
+	$(bin)/ruff check --fix .
+
+protos: .venv/installed-dev ## make the stubs of protos/fleet_protos/v1 anew
+	tools/protos.sh write
+
+lock: .venv/installed-dev ## refresh requirements/*.txt from pyproject.toml
+	tools/lock.sh
+
+clean: ## remove what was made here: .venv, caches, builds, the demo's state
+	rm -rf .venv .benchfleet build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/latest.json
+
+.venv/installed-%: requirements/%.txt $(pins)
+	@tools/setup.sh $* && touch $@

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Owns requirements/*.txt: writes them anew from pyproject.toml, with hashes, for Python 3.11 and newer on Linux.
+# No line names a registry or a path: whoever installs uses the registry that their own pip and uv are set up for.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv=.venv/bin/uv
+compile() {
+  "$uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+    --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
+}
+compile pyproject.toml --extra agent --extra controller --output-file requirements/run.txt
+compile pyproject.toml --extra dev --constraints requirements/run.txt --output-file requirements/dev.txt
+printf "%s\n" uv hatchling editables | compile - --constraints requirements/dev.txt --output-file requirements/tools.txt
+wc -l requirements/*.txt
