@@ -55,9 +55,9 @@ def read_own_numbers(text: str) -> OwnNumbers:
             if found == []:
                 runs.append(_run(dict(zip(header, (cell.strip() for cell in cells), strict=True)), rows.line_num))
     except csv.Error as error:
-        problems.append(RowFinding("csv-syntax", rows.line_num, 1, "", f"not CSV: {error}", "quote cells that hold quotes or line ends"))
+        problems.append(RowFinding("csv_syntax", rows.line_num, 1, "", f"not CSV: {error}", "quote cells that hold quotes or line ends"))
     if not runs and not problems:
-        problems.append(RowFinding("csv-empty", 1, 1, "", "no row below the header", "one row per launch or run"))
+        problems.append(RowFinding("csv_empty", 1, 1, "", "no row below the header", "one row per launch or run"))
     return OwnNumbers(tuple(runs), tuple(problems))
 
 
@@ -65,24 +65,24 @@ def _header_findings(header: list[str]) -> Iterator[RowFinding]:
     for name in REQUIRED:
         if name not in header:
             hint = f"first line: {','.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}"
-            yield RowFinding("csv-column-missing", 1, 1, name, f"column {name!r} is missing", hint)
+            yield RowFinding("csv_column_missing", 1, 1, name, f"column {name!r} is missing", hint)
     for column, name in enumerate(header, start=1):
         if name not in REQUIRED + OPTIONAL:
             near = get_close_matches(name, REQUIRED + OPTIONAL, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known columns: {', '.join(REQUIRED + OPTIONAL)}"
-            yield RowFinding("csv-column-unknown", 1, column, name, f"unknown column {name!r}", hint)
+            yield RowFinding("csv_column_unknown", 1, column, name, f"unknown column {name!r}", hint)
         elif header.index(name) != column - 1:
-            yield RowFinding("csv-column-twice", 1, column, name, f"column {name!r} stands twice", "remove one")
+            yield RowFinding("csv_column_twice", 1, column, name, f"column {name!r} stands twice", "remove one")
 
 
 def _row_findings(line: int, header: list[str], cells: list[str]) -> Iterator[RowFinding]:
     if len(cells) != len(header):
-        yield RowFinding("csv-cells", line, 1, "", f"{len(cells)} cells, the header has {len(header)}", "one cell per column")
+        yield RowFinding("csv_cells", line, 1, "", f"{len(cells)} cells, the header has {len(header)}", "one cell per column")
         return
     for column, (key, cell) in enumerate(zip(header, cells, strict=True), start=1):
         problem = _cell_problem(key, cell.strip())
         if problem:
-            yield RowFinding("csv-value", line, column, key, *problem)
+            yield RowFinding("csv_value", line, column, key, *problem)
 
 
 def _cell_problem(key: str, cell: str) -> tuple[str, str] | None:

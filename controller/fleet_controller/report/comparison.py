@@ -9,7 +9,7 @@ from fleet_protos.metrics import HIGHER_IS_BETTER, OUTPUT_TOK_S, TOK_S_PER_USER,
 from fleet_controller.analysis.compare import SIMULATED, Comparison, Row
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
-from fleet_controller.report.table import Table, aligned, as_csv, as_markdown, upright
+from fleet_controller.report.table import Table, as_csv, as_markdown
 
 JSON_VERSION = 1
 
@@ -113,8 +113,10 @@ def remarks_of(comparison: Comparison) -> list[str]:
     for row in comparison.rows:
         place = " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
         if row.verdict == Verdict.INCONCLUSIVE or row.mean is None:
-            extra = f"; {row.needs.message}" if row.needs and row.needs.message else ""
-            _once(reasons.setdefault(f"{row.verdict or 'baseline'}: {row.reason}{extra}", []), place)
+            needs = _needs_text(row.needs)
+            message = row.needs.message if row.needs else ""
+            text = "; ".join(part for part in (row.reason, message, f"needs {needs}" if needs and needs not in message else "") if part)
+            _once(reasons.setdefault(f"{row.verdict or 'baseline'}: {text}", []), place)
         for gate in row.gates:
             _once(gates.setdefault(f"gate {gate.code}: {gate.message}", []), f"{place} ×{gate.count}")
     return lines + [f"{text} ({', '.join(places)})" for text, places in (reasons | gates).items()]
@@ -125,12 +127,18 @@ def _once(places: list[str], place: str) -> None:
         places.append(place)
 
 
-def text_of(comparison: Comparison, width: int | None) -> list[str]:
-    """Heading, table and remarks as plain lines; upright when the table is wider than `width` (None: as wide as it must be)."""
-    table = table_of(comparison)
-    body = aligned(table) if width is None or table.fits(width) else upright(table)
-    remarks = remarks_of(comparison)
-    return [heading_of(comparison), "", *body, *([""] if remarks else []), *remarks]
+def sections_of(comparison: Comparison) -> list[tuple[str, Table]]:
+    """The verdict table cut by host, workload and metric, each with its heading; what a row needs is left to the remarks."""
+    share = f"{comparison.question.confidence * 100:g} %"
+    columns = ("variant", "n", "mean", f"{share} interval", "against baseline", f"{share} of it", "verdict", "accept")
+    grouped: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
+    for row in comparison.rows:
+        cells = _cells(row)
+        kept = (cells[2], cells[3], *cells[5:10], cells[11])
+        grouped.setdefault((row.host, row.workload, row.metric), []).append(kept)
+    numbers = frozenset({"n", "mean", columns[3], "against baseline", columns[5], "accept"})
+    tables = {key: Table(columns, tuple(rows), numbers).without_empty(columns[3], columns[5], "accept") for key, rows in grouped.items()}
+    return [(" · ".join(part for part in (*key[:2], words_of(key[2])[0]) if part), table) for key, table in tables.items()]
 
 
 def json_of(comparison: Comparison) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Owns the command line: every command, its options and its help. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+Add = Callable[[argparse.ArgumentParser], None]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; the namespace holds `command` and the `module` that runs it."""
+    top = argparse.ArgumentParser(
+        prog="fleetctl",
+        description="Benchmark SGLang servers on one machine or a fleet, and get verdicts that hold.",
+        epilog="Exit codes: 0 done, 1 the answer is bad, 2 something must be edited, 3 not reachable, 4 a bug. "
+        "State: $BENCHFLEET_STATE or ~/.local/state/benchfleet.",
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module, text, add in COMMANDS:
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.set_defaults(module=module)
+        add(command)
+        command.add_argument("--state", default="", metavar="DIR", help="state folder (default: $BENCHFLEET_STATE)")
+        command.add_argument("--debug", action="store_true", help="show the traceback of a bug")
+    return top
+
+
+def percentage(text: str) -> float:
+    """`95%`, `95 %` or `0.95` as a share. Raises ArgumentTypeError, which argparse prints."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage: write for example 95%") from None
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0% and 100%: write for example 95%")
+    return value
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+
+
+def _controller(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--controller", default="", metavar="ADDRESS", help="host:port or unix:/path (default: $FLEET_CONTROLLER, else the state folder's)"
+    )
+
+
+def _named(name: str, text: str, *, nargs: str | None = None) -> Add:
+    def add(command: argparse.ArgumentParser) -> None:
+        command.add_argument(name, metavar=name.upper(), nargs=nargs, help=text)
+
+    return add
+
+
+def _flag(option: str, text: str) -> Add:
+    def add(command: argparse.ArgumentParser) -> None:
+        command.add_argument(option, action="store_true", help=text)
+
+    return add
+
+
+def _all(*parts: Add) -> Add:
+    def add(command: argparse.ArgumentParser) -> None:
+        for part in parts:
+            part(command)
+
+    return add
+
+
+_JOB_FILE = _named("file", "job file, - for standard input")
+_JOB = _named("job", "job id or the start of one")
+_TRIAL = _named("trial", "trial id")
+
+
+def _attempt(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--attempt", type=int, default=0, metavar="N", help="which attempt (default: the newest)")
+
+
+def _init(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", nargs="?", default=".", help="where to write (default: here)")
+    command.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def _schema(command: argparse.ArgumentParser) -> None:
+    command.add_argument("kind", choices=("job",), help="which file the schema is of")
+
+
+def _hosts(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", nargs="?", choices=("ls",), default="ls", help="ls: list them")
+
+
+def _question(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--baseline", default="", metavar="VARIANT", help="compare against this variant (default: the job's)")
+    command.add_argument("--confidence", type=percentage, default=None, metavar="P", help="of every interval (default: the job's or 95%%)")
+    command.add_argument("--margin", type=percentage, default=None, metavar="P", help="what does not matter (default: the job's or 2%%)")
+
+
+def _compare(command: argparse.ArgumentParser) -> None:
+    command.add_argument("a", nargs="?", metavar="A", help="job id: its variants against its baseline")
+    command.add_argument("b", nargs="?", metavar="B", help="another job id: each variant of B against the same of A")
+    command.add_argument("--csv", metavar="FILE", help="your own numbers: columns variant,launch,value[,host,workload,metric,block]")
+    command.add_argument("--fail-on", choices=("slower",), default=None, help="exit 1 when a verdict is SLOWER")
+    _question(command)
+
+
+def _report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=("csv", "json", "md"), default="md", help="(default: md)")
+    command.add_argument("-o", "--output", default="", metavar="FILE", help="write there instead of standard output")
+    _question(command)
+
+
+COMMANDS: Sequence[tuple[str, str, str, Add]] = (
+    ("init", "files", "write a commented job file to start from", _init),
+    ("lint", "lint", "tell what is wrong with a job file before any GPU time is spent", _all(_JOB_FILE, _json)),
+    ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _json)),
+    ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _json)),
+    ("up", "up", "run controller and local agent in the foreground", lambda command: None),
+    ("submit", "submit", "hand a job to the controller", _all(_JOB_FILE, _flag("--watch", "follow it to the verdict"), _controller, _json)),
+    ("ls", "jobs", "list jobs", _all(_controller, _json)),
+    ("show", "jobs", "show a job and its trials", _all(_JOB, _controller, _json)),
+    ("watch", "watch", "follow a job until it is over", _all(_JOB, _controller, _json)),
+    ("cancel", "jobs", "cancel a job", _all(_JOB, _controller, _json)),
+    ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
+    ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _json)),
+    ("hosts", "hosts", "list hosts", _all(_hosts, _controller, _json)),
+    ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
+    ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
+    ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),
+    ("schema", "files", "print the JSON Schema of a job file, for editors", _schema),
+    ("version", "files", "print the version", _json),
+)

@@ -1,0 +1,53 @@
+"""Owns `fleetctl compare`: fetch runs, ask the analysis, print. Computes nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleet_protos.errors import ConfigError, ExitCode
+
+from fleet_controller.analysis.compare import Comparison, compare
+from fleet_controller.analysis.own_numbers import read_own_numbers
+from fleet_controller.analysis.verdict import Question, Verdict
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.input import read_text
+from fleet_controller.report.comparison import json_of
+from fleet_controller.report.screen import comparison_text
+from fleet_controller.spec.findings import ERROR, Finding, JobRejected
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Print the verdict table; 1 under --fail-on slower when a row is SLOWER, 2 for bad rows of a CSV file."""
+    if bool(arguments.csv) == bool(arguments.a):
+        raise ConfigError("compare what?", "fleetctl compare JOB [OTHER_JOB], or fleetctl compare --csv FILE")
+    if arguments.csv:
+        comparison = compare_csv(arguments.csv, arguments)
+    else:
+        from fleet_controller.cli.results import compare_stored
+
+        comparison = compare_stored(arguments)
+    print_comparison(comparison, arguments.json, console)
+    slower = any(row.verdict == Verdict.SLOWER for row in comparison.rows)
+    return ExitCode.ANSWER_IS_BAD if arguments.fail_on and slower else ExitCode.DONE
+
+
+def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
+    """The verdict table, or the `compare` contract."""
+    if as_json:
+        console.json(json_of(comparison))
+    else:
+        console.text(comparison_text(comparison, console.width, console.colour))
+
+
+def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
+    """Anybody's own numbers, the first variant of the file as baseline unless one is named. Raises JobRejected with all bad rows."""
+    numbers = read_own_numbers(read_text(file))
+    if numbers.findings:
+        raise JobRejected(
+            Finding(bad.code, ERROR, file, bad.line, bad.column, bad.key, bad.message, bad.hint) for bad in numbers.findings
+        )
+    baseline = arguments.baseline or numbers.runs[0].variant
+    asked = Question()
+    confidence = asked.confidence if arguments.confidence is None else arguments.confidence
+    margin = asked.margin if arguments.margin is None else arguments.margin
+    return compare(numbers.runs, baseline, confidence, margin)

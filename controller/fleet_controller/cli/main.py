@@ -1,0 +1,69 @@
+"""Owns the entry of `fleetctl`: parse, call one command, turn its error into a message and an exit code. Does no work itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from fleet_protos.errors import Bug, ExitCode, FleetError
+
+from fleet_controller.cli.arguments import parser
+from fleet_controller.cli.console import Console, console
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the result is the exit code. Raises SystemExit only for --help and wrong options (2)."""
+    arguments = parser().parse_args(argv)
+    out = console(arguments.debug)
+    try:
+        # Only the module of the command asked for is imported: `fleetctl --help` must not wait for SciPy.
+        return int(import_module(f"fleet_controller.cli.{arguments.module}").run(arguments, out))
+    except BrokenPipeError:  # `fleetctl ls | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except KeyboardInterrupt:
+        out.tell("interrupted")
+        return ExitCode.ANSWER_IS_BAD
+    except Bug as error:
+        return _tell_bug(error, arguments, out)
+    except FleetError as error:
+        return _tell_error(error, out)
+    except Exception as error:  # noqa: BLE001 -- the top: whatever arrives here is a bug, told as one
+        return _tell_bug(error, arguments, out)
+
+
+def _tell_error(error: FleetError, out: Console) -> int:
+    findings = getattr(error, "findings", ())  # of a JobRejected: all of them, not the first
+    hint = [f"  {error.hint}"] if error.hint else []
+    out.tell(*(map(str, findings) if findings else [f"{out.styled('error')}: {error.message}", *hint]))
+    return error.exit_code
+
+
+def _tell_bug(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
+    report = "".join(traceback.format_exception(error))
+    if arguments.debug:
+        out.tell(report.rstrip())
+    named = f"{type(error).__name__}: {error}".partition("\n")[0]
+    out.tell(f"{out.styled('error')}: a bug in fleetctl: {named}", f"  {_kept(report, arguments)}")
+    return ExitCode.BUG
+
+
+def _kept(report: str, arguments: argparse.Namespace) -> str:
+    from fleet_controller.cli.places import places
+
+    folder = places(arguments.state).bugs
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = folder / f"{os.getpid()}-{arguments.command}.log"
+        file.write_text(f"fleetctl {' '.join(sys.argv[1:])}\n\n{report}")
+    except OSError as error:
+        return f"its log could not be written ({error}); run it again with --debug to see it"
+    return f"please report it with this log: {file}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

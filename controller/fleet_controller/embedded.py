@@ -1,0 +1,175 @@
+"""Owns the local agent's process for `fleetctl run` and `up`: starts, watches, restarts and ends it. Speaks to no server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from fleet_protos.errors import Bug, HostUnreachable
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_POLL_S = 0.05
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlace:
+    """Where the local agent works: its state folder, its socket, its log, the host name it goes by."""
+
+    folder: Path
+    socket: Path
+    log: Path
+    host_name: str
+    command: tuple[str, ...] = (sys.executable, "-m", "fleet_agent.main")
+    linger: str = "10m"  # how long it outlives its controller, so that a killed one can come back to it
+    start_timeout_s: float = 30.0
+    stop_timeout_s: float = 60.0  # it stops its servers first
+
+    @property
+    def address(self) -> str:
+        """The gRPC target."""
+        return f"unix:{self.socket}"
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command that starts it."""
+        options = ("--state", str(self.folder), "--listen", self.address, "--host-name", self.host_name, "--linger", self.linger)
+        return (*self.command, *options)
+
+
+class LocalAgent:
+    """One agent process. An agent of an earlier controller that still answers at the socket is taken over, not doubled."""
+
+    def __init__(self, place: AgentPlace) -> None:
+        self.place = place
+        self.pid = 0
+        self.restarts = 0
+        self._watched: int | None = None  # a pidfd: names the process even after its number is used again
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Return when the agent answers healthy. Raises HostUnreachable, with the end of its log, when it does not in time."""
+        self.place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.place.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if await self._is_healthy():
+            self._watch(await self._asked_pid())
+            return
+        self._launch()
+        try:
+            async with asyncio.timeout(self.place.start_timeout_s):
+                while not await self._is_healthy():
+                    if self._child is not None and self._child.poll() is not None:
+                        raise HostUnreachable(
+                            f"the local agent ended with exit code {self._child.returncode} before it answered{self._log_tail()}",
+                            f"its log: {self.place.log}",
+                        )
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            await self.stop()
+            message = f"the local agent did not answer within {self.place.start_timeout_s:g} s{self._log_tail()}"
+            raise HostUnreachable(message, f"its log: {self.place.log}") from error
+
+    async def keep_alive(self, tell: Callable[[str], None]) -> None:
+        """Until `stop`: start it again whenever it ends, so that the job goes on. Raises HostUnreachable when it cannot."""
+        while not self._stopping:
+            await self._ended(None)
+            if not self._stopping:
+                self.restarts += 1
+                tell(f"the local agent (pid {self.pid}) ended; starting it again")
+                self._forget()
+                await self.start()
+
+    async def stop(self) -> str:
+        """End it by SIGTERM, after the stop timeout by SIGKILL, and reap it. The result says what may be left, empty for nothing."""
+        self._stopping = True
+        if self._watched is None:
+            return ""
+        left = ""
+        self._signal(signal.SIGTERM)
+        if not await self._ended(self.place.stop_timeout_s):
+            waited = f"within {self.place.stop_timeout_s:g} s"
+            left = f"the local agent (pid {self.pid}) did not stop {waited} and was killed; look at {self.place.log}"
+            self._signal(signal.SIGKILL)
+            await self._ended(None)
+        self._forget()
+        return left
+
+    def _launch(self) -> None:
+        with self.place.log.open("ab") as log:
+            # Popen, not asyncio's: the child must outlive the event loop of an interrupted controller without complaint.
+            self._child = subprocess.Popen(
+                self.place.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.place.folder
+            )
+        self._watch(self._child.pid)
+
+    def _watch(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._watched = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise HostUnreachable(f"the local agent (pid {pid}) has just ended", "try again") from error
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._watched is not None:
+            try:
+                signal.pidfd_send_signal(self._watched, number)
+            except ProcessLookupError:
+                return
+
+    def _forget(self) -> None:
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+        if self._watched is not None:
+            os.close(self._watched)
+            self._watched = None
+
+    async def _ended(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the process, ours or taken over; False when it lives on after `timeout_s`."""
+        if self._watched is None:
+            raise Bug("the local agent is awaited before it was started")
+        over, loop, watched = asyncio.Event(), asyncio.get_running_loop(), self._watched
+        loop.add_reader(watched, over.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await over.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(watched)
+        return True
+
+    async def _is_healthy(self) -> bool:
+        if not self.place.socket.exists():
+            return False
+        async with grpc.aio.insecure_channel(self.place.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
+            except grpc.aio.AioRpcError:
+                return False
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _asked_pid(self) -> int:
+        async with grpc.aio.insecure_channel(self.place.address) as channel:
+            try:
+                answer = await agent_pb2_grpc.AgentServiceStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=5.0)
+            except grpc.aio.AioRpcError as error:
+                raise HostUnreachable(f"something answers at {self.place.socket} that is no agent: {error.details()}") from error
+            return answer.pid
+
+    def _log_tail(self) -> str:
+        try:
+            text = self.place.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; its log ends:\n{text}" if text else ""

@@ -1,0 +1,104 @@
+"""Promises of what reaches a screen: no number is ever cut, and a percentage says what it is of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from fleet_controller.analysis.compare import Comparison, Conditions, compare
+from fleet_controller.analysis.launches import StoredRun
+from fleet_controller.report.comparison import change_text, csv_of, json_of, markdown_of, signed_percent
+from fleet_controller.report.screen import comparison_text, table_text
+from fleet_controller.report.table import Table, aligned, as_markdown, cell_width, upright
+from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult
+from hypothesis import given
+from hypothesis import strategies as st
+
+VARIANTS = {"nccl=default,speculation=none": (62.9, 63.4, 62.1), "nccl=tuned,speculation=eagle3-5": (88.8, 87.9, 90.1)}
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    runs = [
+        StoredRun(
+            f"{variant}-{block}", 1, variant, "box-1", block, Outcome.OK,
+            RunResult(
+                workload="single", metrics={"output_tok_s": value, "tpot_s_mean": 1 / value, "accept_length": 2.5},
+                gates=(Gate("client_limited", GateEffect.FLAG, "sends were late"),) if block == 3 else (),
+            ),
+        )
+        for variant, values in VARIANTS.items()
+        for block, value in enumerate(values, start=1)
+    ]  # fmt: skip
+    return compare(runs, next(iter(VARIANTS)), conditions=Conditions("demo-1a2b3c", "simulated", 240))
+
+
+def numbers_in(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:\.\d+)?", re.sub(r"\033\[[0-9;]*m", "", text)))
+
+
+@pytest.mark.parametrize("width", [20, 60, 100, 130, 160, 200, 400])
+@pytest.mark.parametrize("colour", [True, False])
+def test_every_number_is_there_at_every_width(comparison: Comparison, width: int, colour: bool) -> None:
+    assert numbers_in(comparison_text(comparison, width, colour)) >= numbers_in(comparison_text(comparison, None, False)) - {"0"}
+
+
+@pytest.mark.parametrize("width", [130, 160, 200])
+def test_a_table_is_never_wider_than_its_terminal(comparison: Comparison, width: int) -> None:
+    body = comparison_text(comparison, width, False).split("simulated ×240: ")[0]
+    assert max(map(cell_width, body.splitlines())) <= width
+
+
+def test_percentages_say_what_they_are_of() -> None:
+    assert change_text("output_tok_s", 88.8 / 62.9) == "+41.2 % throughput"
+    assert change_text("tpot_s_mean", 62.9 / 88.8) == "−29.2 % time per token"
+    assert signed_percent(1.0) == "+0.0 %"
+
+
+def test_simulated_results_say_so_in_every_format(comparison: Comparison) -> None:
+    for text in (comparison_text(comparison, None, False), markdown_of(comparison)):
+        assert "simulated ×240" in text
+    assert (json_of(comparison)["engine"], json_of(comparison)["time_scale"]) == ("simulated", 240)
+    assert all((row["engine"], row["time_scale"]) == ("simulated", "240") for row in csv.DictReader(io.StringIO(csv_of(comparison))))
+
+
+def test_gates_are_counted_in_words_and_in_json(comparison: Comparison) -> None:
+    assert "gate client_limited: sends were late" in comparison_text(comparison, None, False)
+    assert json_of(comparison)["rows"][0]["gates"] == [{"code": "client_limited", "count": 1, "message": "sends were late"}]
+
+
+def test_json_rows_hold_the_keys_of_the_contract(comparison: Comparison) -> None:
+    measured = ["variant", "host", "workload", "metric", "launches", "runs", "mean", "interval"]
+    contract = [*measured, "ratio", "ratio_interval", "verdict", "needs"]
+    row = json.loads(json.dumps(json_of(comparison)))["rows"][1]
+    assert list(row)[:13] == [*contract, "gates"]
+    assert (row["launches"], row["runs"], row["verdict"], row["needs"], len(row["ratio_interval"])) == (3, 3, "FASTER", None, 2)
+
+
+def test_inconclusive_rows_say_what_they_need() -> None:
+    runs = [
+        StoredRun(f"{variant}{block}", 1, variant, "h", block, Outcome.OK, RunResult(workload="w", metrics={"output_tok_s": value}))
+        for variant, values in (("a", (100, 103, 99)), ("b", (104, 99, 101)))
+        for block, value in enumerate(values, start=1)
+    ]
+    text = comparison_text(compare(runs, "a"), None, False)
+    assert re.search(r"\d+ more launches of each", text)
+    assert "INCONCLUSIVE: the interval holds no difference and reaches beyond ±2 %" in text
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
+def test_layouts_hold_every_cell_whole(rows: list[tuple[str, str]]) -> None:
+    table = Table(("one", "two"), tuple(rows), frozenset({"two"}))
+    for layout in ("\n".join(aligned(table)), "\n".join(upright(table))):
+        assert all(cell.rstrip() in layout for row in rows for cell in row)
+
+
+def test_empty_table_prints_nothing() -> None:
+    assert table_text(Table(("one",), ()), 80, False) == ""
+
+
+def test_pipe_in_a_name_does_not_break_markdown() -> None:
+    assert as_markdown(Table(("a",), (("x|y",),))).splitlines()[2] == "| x\\|y |"
