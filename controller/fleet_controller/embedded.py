@@ -29,7 +29,7 @@ class AgentPlace:
     log: Path
     host_name: str
     command: tuple[str, ...] = (sys.executable, "-m", "fleet_agent.main")
-    linger: str = "10m"  # how long it outlives its controller, so that a killed one can come back to it
+    linger_s: float = 600.0  # how long it outlives its controller, so that a killed one can come back to it
     start_timeout_s: float = 30.0
     stop_timeout_s: float = 60.0  # it stops its servers first
 
@@ -41,7 +41,7 @@ class AgentPlace:
     @property
     def argv(self) -> tuple[str, ...]:
         """The command that starts it."""
-        options = ("--state", str(self.folder), "--listen", self.address, "--host-name", self.host_name, "--linger", self.linger)
+        options = ("--state", str(self.folder), "--listen", self.address, "--host-name", self.host_name, "--linger", f"{self.linger_s:g}")
         return (*self.command, *options)
 
 

@@ -141,6 +141,24 @@ def sections_of(comparison: Comparison) -> list[tuple[str, Table]]:
     return [(" · ".join(part for part in (*key[:2], words_of(key[2])[0]) if part), table) for key, table in tables.items()]
 
 
+def narrow_of(comparison: Comparison) -> list[str]:
+    """The same in short lines for a narrow terminal: a variant and workload, then two lines for each metric."""
+    grouped: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        title = " · ".join(part for part in (row.variant, row.workload, row.host) if part)
+        grouped.setdefault(title, []).extend(_narrow_row(row))
+    return [line for title, lines in grouped.items() for line in ("", title, *lines)][1:]
+
+
+def _narrow_row(row: Row) -> list[str]:
+    _, _, _, launches, runs, mean, interval, change, change_interval, verdict, needs, accept = _cells(row)
+    counts = f"{launches} launch{'' if launches == '1' else 'es'}, {runs} run{'' if runs == '1' else 's'}"
+    span, change_span = (f" ({text})" if text else "" for text in (interval, change_interval))
+    first = f"  {mean or 'no mean'}{span} · {counts}" + (f" · accept length {accept}" if accept else "")
+    judged = "  ".join(part for part in (f"{change}{change_span}", verdict) if part)
+    return [first, f"    {judged}", *([f"    needs {needs}"] if needs else [])]
+
+
 def json_of(comparison: Comparison) -> dict[str, Any]:
     """The `compare` contract of docs/json.md."""
     return {

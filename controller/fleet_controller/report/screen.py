@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from fleet_controller.analysis.compare import Comparison
-from fleet_controller.report.comparison import heading_of, remarks_of, sections_of, table_of
+from fleet_controller.report.comparison import heading_of, narrow_of, remarks_of, sections_of, table_of
 from fleet_controller.report.table import Table, aligned, upright
 
 STYLES = {
@@ -26,17 +26,20 @@ def table_text(table: Table, width: int | None, colour: bool) -> str:
 
 
 def comparison_text(comparison: Comparison, width: int | None, colour: bool) -> str:
-    """Heading, verdicts and remarks: one table, else one for each workload and metric, else one field a line."""
+    """Heading, verdicts and remarks: one table, else one for each workload and metric, else short lines."""
     remarks = remarks_of(comparison)
     body = _verdicts(comparison, width, colour) if comparison.rows else ""
     return "\n".join(part for part in (_joined([heading_of(comparison)]), body, _joined(remarks) if remarks else "") if part)
 
 
 def _verdicts(comparison: Comparison, width: int | None, colour: bool) -> str:
-    whole, sections = table_of(comparison), sections_of(comparison)
-    if width is None or whole.fits(width, _RICH_GAP) or not all(part.fits(width, _RICH_GAP) for _, part in sections):
+    whole = table_of(comparison)
+    if width is None or whole.fits(width, _RICH_GAP):
         return table_text(whole, width, colour)
-    return "\n".join(f"{name}\n{table_text(part, width, colour)}" for name, part in sections)
+    sections = sections_of(comparison)
+    if all(part.fits(width, _RICH_GAP) for _, part in sections):
+        return "\n".join(f"{name}\n{table_text(part, width, colour)}" for name, part in sections)
+    return _joined(narrow_of(comparison))
 
 
 def _joined(lines: list[str]) -> str:
