@@ -1,0 +1,176 @@
+"""What the repository promises about itself: documents, examples, pins and packages agree with the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from fleet_controller.cli.arguments import COMMANDS
+from fleet_protos import metrics
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("agent/fleet_agent", "controller/fleet_controller", "protos/fleet_protos")
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+GUIDES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
+
+
+def tracked(*patterns: str) -> list[str]:
+    command = ["git", "ls-files", "--", *patterns]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def fleetctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fleet_controller.cli.main", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def program(name: str) -> str | None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return shutil.which(name) or shutil.which(name, path=cache / "benchfleet/programs/usr/bin")
+
+
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def words_after(command: str, guide: Path) -> Iterator[str]:
+    """The first argument of each call of `command` in the code of a Markdown file: indented lines, fenced lines, spans."""
+    text = guide.read_text()
+    for code in (*re.findall(r"^```.*?^```", text, re.S | re.M), *re.findall(r"^ {4}\S.*$", text, re.M), *re.findall(r"`([^`\n]+)`", text)):
+        yield from re.findall(rf"\b{command} ([a-z][a-z-]*)\b", code)
+
+
+def test_there_are_examples_to_check() -> None:
+    assert {file.name for file in EXAMPLES} >= {"demo.yaml", "kimi-eagle3-nccl.yaml", "sglang-cpu.yaml"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+def test_each_example_lints_clean(example: Path) -> None:
+    done = fleetctl("lint", str(example), "--json")
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+def test_each_example_names_a_schema_that_is_there(example: Path) -> None:
+    named = re.match(r"# yaml-language-server: \$schema=(\S+)$", example.read_text().split("\n")[0])
+    assert named and (example.parent / named[1]).is_file()
+
+
+def test_the_committed_schema_is_the_one_of_the_code() -> None:
+    [committed] = [ROOT / name for name in tracked("docs/schema/job*.json")]
+    assert json.loads(committed.read_text()) == json.loads(fleetctl("schema", "job").stdout)
+
+
+def test_each_command_in_the_guides_exists() -> None:
+    commands = {name for name, *_ in COMMANDS}
+    named = {(guide.name, word) for guide in GUIDES for word in words_after("fleetctl", guide)}
+    assert "README.md" in {guide for guide, _ in named}
+    assert {(guide, word) for guide, word in named if word not in commands} == set()
+
+
+def test_each_make_target_in_the_guides_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {word for guide in GUIDES for word in words_after("make", guide)}
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_each_link_in_the_guides_leads_somewhere() -> None:
+    links = [(guide, link) for guide in GUIDES for link in re.findall(r"\]\((?!https?:)([^)#]+)", guide.read_text())]
+    assert links
+    assert [f"{guide.name}: {link}" for guide, link in links if not (guide.parent / link).exists()] == []
+
+
+def test_each_gate_of_the_code_is_documented() -> None:
+    sources = [ROOT / name for name in tracked("agent/*.py", "controller/*.py")]
+    codes = {code for file in sources for code in re.findall(r"\bGate\(\s*(?:code=)?\"([^\"]+)\"", file.read_text())}
+    documented = set(re.findall(r"`([a-z][a-z_-]+)`", (ROOT / "docs/gates.md").read_text()))
+    assert codes
+    assert codes - documented == set()
+
+
+def test_the_changelog_has_an_unreleased_section_with_something_in_it() -> None:
+    assert re.search(r"^## Unreleased\n+- \S", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def test_no_tracked_file_names_a_path_of_this_machine() -> None:
+    ours = [f"{path}/" for path in (ROOT, Path.home()) if len(path.parts) > 1]
+    personal = re.compile("|".join([*map(re.escape, ours), r"(?<![\w.])/home/(?!USER\b)\w+/", r"(?<![\w.])/root/"]))
+    assert personal.search(f"python = {ROOT}/.venv/bin/python")
+    texts = ((name, (ROOT / name).read_text(errors="replace")) for name in tracked() if (ROOT / name).is_file())
+    assert [name for name, text in texts if name != "tests/unit/test_repository.py" and personal.search(text)] == []
+
+
+def test_requirements_name_no_registry_and_hash_every_package() -> None:
+    for file in (ROOT / "requirements").glob("*.txt"):
+        if file.name != "apt.txt":
+            text = file.read_text()
+            assert not re.search(r"https?://|^-|find-links|index-url", text, re.M)
+            assert [entry for entry in re.split(r"\n(?=\S)", text) if "--hash=sha256:" not in entry] == []
+
+
+@pytest.mark.parametrize(("pins", "extras"), [("run.txt", ("agent", "controller")), ("dev.txt", ("agent", "controller", "dev"))])
+def test_pins_satisfy_pyproject(pins: str, extras: tuple[str, ...]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = re.findall(r"^([a-z0-9-]+)==([^ ;]+)", (ROOT / "requirements" / pins).read_text(), re.M)
+    pinned = {canonicalize_name(name): Version(version) for name, version in found}
+    texts = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
+    wanted = [need for need in map(Requirement, texts) if need.name != "benchfleet"]
+    unmet = [str(need) for need in wanted if pinned.get(canonicalize_name(need.name), Version("0")) not in need.specifier]
+    assert unmet == [], "run: make lock"
+
+
+def test_sizes_are_within_their_limits() -> None:
+    sizes = load_tool("sizes")
+    assert sizes.findings(ROOT, sizes.tracked_python(ROOT)) == []
+
+
+def test_the_size_check_tells_long_files_and_functions(tmp_path: Path) -> None:
+    sizes = load_tool("sizes")
+    body = "    x = 1\n" * sizes.FUNCTION_LINES
+    (tmp_path / "long.py").write_text(f"def endless():\n{body}" + "y = 2\n" * sizes.FILE_LINES)
+    told = sizes.findings(tmp_path, [tmp_path / "long.py"])
+    assert [line.split(":")[0] for line in told[:2]] == ["long.py", "long.py"]
+    assert "endless has 61 lines" in told[1]
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    [wheel] = tmp_path.glob("*.whl")
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expected = {name.split("/", 1)[1] for name in tracked(*PACKAGES)}
+    assert expected - inside == set()
+    assert {name.split("/")[0] for name in inside} == {package.split("/")[1] for package in PACKAGES}
+
+
+def test_alert_rules_name_only_series_that_are_exported() -> None:
+    exported = {value for name, value in vars(metrics).items() if name.startswith("PROM_")}
+    used = set(re.findall(r"\bfleet_[a-z_]+\b", "".join(re.findall(r"expr: (.+)", (ROOT / "deploy/prometheus-rules.yml").read_text()))))
+    assert used and used <= exported
+
+
+@pytest.mark.skipif(not program("promtool") and not os.environ.get("CI"), reason="promtool is not there; make test gets it where apt is")
+@pytest.mark.parametrize("check", [["check", "config", "prometheus.yml"], ["test", "rules", "prometheus-rules.test.yml"]], ids=" ".join)
+def test_prometheus_takes_the_configuration_and_the_alerts_fire(check: list[str]) -> None:
+    promtool = program("promtool")
+    assert promtool, "promtool is missing: tools/test_programs.sh"
+    done = subprocess.run([promtool, *check], cwd=ROOT / "deploy", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
