@@ -1,0 +1,51 @@
+"""Owns the guess of how long a plan takes before anything was measured; real durations replace it as soon as there are some."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fleet_protos.trial import EngineKind, EngineSpec, Workload
+
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import Plan, PlannedTrial
+
+# Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of an 8-GPU host shows (62.9 tok/s).
+_READY_S = {EngineKind.SGLANG: 300.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}
+_STOP_S = {EngineKind.SGLANG: 10.0, EngineKind.SIMULATED: 0.3, EngineKind.EXTERNAL: 0.0}
+_TOKEN_S = 1 / 62.9
+_CROWDING = 0.02  # each further request in flight slows a step by so much
+
+
+def estimate(plan: Plan, job: Job) -> float:
+    """Wall seconds for the whole plan, hosts working side by side. A guess: within a factor of two or three at best."""
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    for trial in plan.trials:
+        busy_s[trial.host] += trial_seconds(trial, job)
+    return max(busy_s.values(), default=0.0)
+
+
+def gpu_hours(plan: Plan, job: Job) -> float:
+    """GPU hours that the plan takes by the same guess; 0 for simulated GPUs, which nobody pays."""
+    if job.engine.kind == EngineKind.SIMULATED:
+        return 0.0
+    return sum(trial.variant.engine.gpus * trial_seconds(trial, job) for trial in plan.trials) / 3600
+
+
+def trial_seconds(trial: PlannedTrial, job: Job) -> float:
+    """Wall seconds of one launch with all its workloads: one warm-up each, and runs half-way between the least and the most."""
+    engine = trial.variant.engine
+    runs = 1 + (job.measure.runs_min + job.measure.runs_max) / 2
+    measured_s = sum(runs * _run_seconds(workload) for workload in job.workloads)
+    return _READY_S[engine.kind] + _ready_knob_s(engine) + measured_s / engine.simulation.time_scale + _STOP_S[engine.kind]
+
+
+def _ready_knob_s(engine: EngineSpec) -> float:
+    return engine.simulation.ready_after_s if engine.kind == EngineKind.SIMULATED else 0.0
+
+
+def _run_seconds(workload: Workload) -> float:
+    answer_s = workload.output_tokens * _TOKEN_S
+    if workload.rate_per_s:
+        return workload.duration_s + answer_s
+    waves = -(-workload.requests // workload.concurrency)
+    return waves * answer_s * (1 + _CROWDING * (workload.concurrency - 1))

@@ -1,0 +1,64 @@
+"""Owns a job as the planner sees it: every default filled in, every list expanded, names as the server knows them. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_protos.trial import EngineSpec, Measure, Workload
+
+from fleet_controller.spec.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a level lays over the engine; a None takes an argument or a variable away. `simulation` is by field of `Simulation`."""
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    simulation: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostChoice:
+    """Which hosts a job asks for. `every_host` False: each block goes to one of them."""
+
+    names: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    every_host: bool = True
+
+    def among(self, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+        """Names of the hosts of `known` (name → labels) that match, sorted."""
+        wanted = self.labels.items()
+        return tuple(name for name in sorted(known) if (not self.names or name in self.names) and wanted <= known[name].items())
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes of each variant.
+
+    `places` gives line and column of each dotted key of the file.
+    """
+
+    name: str
+    engine: EngineSpec
+    workloads: tuple[Workload, ...]
+    measure: Measure = field(default_factory=Measure)
+    factors: Mapping[str, Mapping[str, Level]] = field(default_factory=dict)
+    exclude: tuple[Mapping[str, str], ...] = ()
+    baseline: Mapping[str, str] = field(default_factory=dict)
+    launches: int = 3
+    margin: float = 0.02
+    gpus: int | None = None
+    hosts: HostChoice = field(default_factory=HostChoice)
+    file: str = ""
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
+
+    def finding(self, code: str, severity: str, key: str, message: str, hint: str = "") -> Finding:
+        """A finding at `key`, or at the nearest key above it that the file holds."""
+        above = key
+        while above and above not in self.places:
+            above = above.rpartition(".")[0]
+        line, column = self.places.get(above, (1, 1) if self.file else (0, 0))
+        return Finding(code, severity, self.file, line, column, key, message, hint)

@@ -1,0 +1,144 @@
+"""Owns the rules that span keys: engine, factors, workloads and measure of one job file; each a function that yields findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+
+from fleet_controller.spec import checks_engine
+from fleet_controller.spec.document import Path
+from fleet_controller.spec.findings import INFO, WARNING, Finding
+from fleet_controller.spec.models import Workload
+from fleet_controller.spec.prompts import BUILTIN_PROMPTS
+from fleet_controller.spec.reading import Reading
+
+
+def check(reading: Reading) -> Iterator[Finding]:
+    """All findings of all rules that can be judged on what was read."""
+    for rule in _RULES:
+        yield from rule(reading)
+
+
+def _baseline_names(reading: Reading) -> Iterator[Finding]:
+    baseline = reading.job.baseline
+    if baseline is None or not reading.is_sound(("baseline",)):
+        return
+    levels = reading.factor_levels()
+    for factor, level in baseline.items():
+        yield from _level_exists(reading, ("baseline", factor), factor, level)
+    missing = [factor for factor in levels if factor not in baseline]
+    if missing:
+        hint = "add " + ", ".join(f"{factor}: {next(iter(levels[factor]), '…')}" for factor in missing)
+        yield reading.finding("baseline_incomplete", ("baseline",), f"the baseline names no level of `{'`, `'.join(missing)}`", hint)
+
+
+def _baseline_default(reading: Reading) -> Iterator[Finding]:
+    if reading.job.baseline is None and reading.job.factors and reading.is_sound(("baseline",), ("factors",)):
+        first = ", ".join(f"{factor}: {next(iter(levels))}" for factor, levels in reading.job.factors.items())
+        message = "no baseline is named: the first level of each factor is taken"
+        yield reading.finding("baseline_chosen", ("factors",), message, f"write baseline: {{{first}}}", severity=INFO, at_key=True)
+
+
+def _exclude_names(reading: Reading) -> Iterator[Finding]:
+    if not reading.is_sound(("exclude",)):
+        return
+    for index, part in enumerate(reading.job.exclude):
+        if not part:
+            yield reading.finding("no_trials", ("exclude", index), "an empty combination matches every variant", "remove it")
+        for factor, level in part.items():
+            yield from _level_exists(reading, ("exclude", index, factor), factor, level)
+
+
+def _level_exists(reading: Reading, path: Path, factor: str, level: str) -> Iterator[Finding]:
+    levels = reading.factor_levels()
+    if factor not in levels:
+        if reading.is_sound(("factors", factor)):
+            yield reading.finding("unknown_factor", path, f"there is no factor `{factor}`", _near(factor, levels), at_key=True)
+    elif level not in levels[factor] and ("factors", factor, level) not in reading.broken:
+        yield reading.finding("unknown_level", path, f"factor `{factor}` has no level `{level}`", _near(level, levels[factor]))
+
+
+def _near(word: str, known: Mapping[str, object]) -> str:
+    found = get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 64 else []
+    return f"did you mean `{found[0]}`?" if found else f"there are: {', '.join(known)}" if known else "there are none: `factors` is empty"
+
+
+def _workload_loops(reading: Reading) -> Iterator[Finding]:
+    for name, workload in reading.job.workloads.items():
+        if reading.is_sound(("workloads", name)):
+            yield from _loop_of(reading, ("workloads", name), workload)
+
+
+def _loop_of(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    closed, opened = workload.concurrency is not None, workload.rate is not None
+    if closed and opened:
+        message = "a workload has either `concurrency` or `rate`, this one has both"
+        yield reading.finding("two_loads", path, message, "make two workloads of it", at_key=True)
+    elif not closed and not opened:
+        message = "the workload has neither `concurrency` nor `rate`: it sends nothing"
+        yield reading.finding("no_load", path, message, "write `concurrency: 1`, or `rate: 4` with `duration: 60s`", at_key=True)
+    elif opened and workload.duration is None:
+        message = "`rate` needs `duration`: how long requests arrive"
+        yield reading.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
+    for key in ("arrivals", "duration") if closed and not opened else ("requests",) if opened and not closed else ():
+        if getattr(workload, key) is not None:
+            other = "rate" if closed else "concurrency"
+            message, hint = f"`{key}` belongs to a `{other}`", f"remove it, or use `{other}`"
+            yield reading.finding("wrong_loop", (*path, key), message, hint, at_key=True)
+
+
+def _repeated_cells(reading: Reading) -> Iterator[Finding]:
+    for name, workload in reading.job.workloads.items():
+        for key in ("concurrency", "rate"):
+            listed = getattr(workload, key)
+            if isinstance(listed, tuple) and len(set(listed)) < len(listed) and reading.is_sound(("workloads", name)):
+                yield reading.finding("listed_twice", ("workloads", name, key), f"`{key}` lists a value twice", "list each once")
+
+
+def _prompt_sets(reading: Reading) -> Iterator[Finding]:
+    for name, workload in reading.job.workloads.items():
+        path = ("workloads", name, "prompts")
+        if not reading.is_sound(path) or not reading.is_written(path):
+            continue
+        scheme, _, chosen = workload.prompts.partition(":")
+        if scheme != "builtin" or chosen not in BUILTIN_PROMPTS:
+            near = get_close_matches(workload.prompts, [f"builtin:{known}" for known in BUILTIN_PROMPTS], n=1, cutoff=0.6)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(f'builtin:{known}' for known in BUILTIN_PROMPTS)}"
+            yield reading.finding("unknown_prompts", path, f"there are no prompts `{workload.prompts}`", hint)
+
+
+def _runs_order(reading: Reading) -> Iterator[Finding]:
+    runs = reading.job.measure.runs
+    path = ("measure", "runs")
+    if runs.max is not None and runs.min > runs.max and reading.is_sound(path):
+        at = (*path, "min") if reading.is_written((*path, "min")) else (*path, "max")
+        message = f"at least {runs.min} runs are asked for, but at most {runs.max}"
+        yield reading.finding("runs_order", at, message, f"raise max to {runs.min} or more, or lower min")
+
+
+def _launches(reading: Reading) -> Iterator[Finding]:
+    path, job = ("measure", "launches"), reading.job
+    if not reading.is_sound(path, ("engine", "kind")):
+        return
+    if job.engine.kind == "external":
+        message = "an external server is measured as it runs: there are no launches, so no verdict about launches"
+        yield reading.finding("no_launches", path if reading.is_written(path) else ("engine", "kind"), message, severity=INFO)
+    elif job.measure.launches == 1:
+        message = "one launch of each variant gives no interval: launches differ, so every verdict will be INCONCLUSIVE"
+        yield reading.finding("no_interval", path, message, "three launches are the least that tells something", severity=WARNING)
+
+
+_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
+    checks_engine.check_kind,
+    checks_engine.check_levels,
+    checks_engine.check_arguments,
+    checks_engine.check_variables,
+    _baseline_names,
+    _baseline_default,
+    _exclude_names,
+    _workload_loops,
+    _repeated_cells,
+    _prompt_sets,
+    _runs_order,
+    _launches,
+)

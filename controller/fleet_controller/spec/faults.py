@@ -1,0 +1,185 @@
+"""Owns the translation of what pydantic reports into findings in the user's words; checks nothing itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from fleet_controller.spec import models
+from fleet_controller.spec.document import Document, Path, dotted
+from fleet_controller.spec.findings import ERROR, INFO, Finding
+
+MOST_TOLD = 100
+_LONGEST_KEY = 64
+
+# Which model describes the mapping at a path; `*` stands for any one name.
+_MODEL_AT: Mapping[tuple[str, ...], type[models.Section]] = {
+    (): models.JobFile,
+    ("model",): models.Model,
+    ("engine",): models.Engine,
+    ("engine", "container"): models.Container,
+    ("engine", "simulation"): models.Simulation,
+    ("factors", "*", "*"): models.Level,
+    ("factors", "*", "*", "simulation"): models.Simulation,
+    ("workloads", "*"): models.Workload,
+    ("workloads", "*", "slo"): models.Slo,
+    ("measure",): models.Measure,
+    ("measure", "runs"): models.Runs,
+    ("hosts",): models.Hosts,
+}
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "model_type": "a mapping (`key: value` lines)",
+    "dict_type": "a mapping (`key: value` lines)",
+    "mapping_type": "a mapping (`key: value` lines)",
+    "tuple_type": "a list",
+}
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last"
+_JOB_NAME_HINT = "small letters, digits and dashes, at most 48, with a letter or digit first and last"
+
+
+def findings_of(error: ValidationError, document: Document) -> Iterator[tuple[Path, Finding]]:
+    """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest."""
+    details = error.errors(include_url=False)
+    for detail in details[:MOST_TOLD]:
+        path = _path_in_file(detail, document.value)
+        yield path, _finding(detail, path, document)
+    if len(details) > MOST_TOLD:
+        left = len(details) - MOST_TOLD
+        yield (), Finding("more_findings", INFO, document.file, 1, 1, "", f"{left} more faults are not shown", "mend these first")
+
+
+def _path_in_file(detail: ErrorDetails, value: Any) -> Path:
+    """pydantic's location without the parts that are its own (union tags, `[key]`)."""
+    path: Path = ()
+    for part in detail["loc"]:
+        inside = isinstance(value, dict) and part in value
+        inside = inside or (isinstance(value, tuple) and isinstance(part, int) and part < len(value))
+        if inside:
+            path, value = (*path, part), value[part]
+    if detail["type"] == "missing":
+        path = (*path, str(detail["loc"][-1]))
+    return path
+
+
+def _finding(detail: ErrorDetails, path: Path, document: Document) -> Finding:
+    code, message, hint = _words(detail, path)
+    at_key = detail["type"] in ("extra_forbidden", "missing", "too_short") or detail["loc"][-1] == "[key]"
+    line, column = document.place(path, at_key=at_key)
+    return Finding(code, ERROR, document.file, line, column, dotted(path), message, hint)
+
+
+def _words(detail: ErrorDetails, path: Path) -> tuple[str, str, str]:
+    kind, context, name = detail["type"], detail.get("ctx", {}), dotted(path)
+    if kind == "extra_forbidden":
+        return "unknown_key", f"`{_shown(path[-1])}` is not a key of {_of(path)}", _unknown_key_hint(path)
+    if kind == "missing":
+        return "missing_key", f"`{path[-1]}` is missing from {_of(path)}", _missing_hint(path)
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        near = _nearest(str(detail["input"]), choices)
+        message = f"`{name}` is {_shown(detail['input'])}, not {' or '.join(f'`{choice}`' for choice in choices)}"
+        return "bad_choice", message, f"did you mean `{near}`?" if near else f"write {context['expected']}".replace("'", "`")
+    if kind == "string_pattern_mismatch":
+        hint = _JOB_NAME_HINT if path == ("name",) else _NAME_HINT
+        return "bad_name", f"`{_shown(detail['input'])}` cannot be a name", hint
+    if kind in ("too_short", "string_too_short"):
+        return "empty", f"`{name}` is empty", _empty_hint(path)
+    return _value_words(detail, name)
+
+
+def _value_words(detail: ErrorDetails, name: str) -> tuple[str, str, str]:
+    kind, context, written = detail["type"], detail.get("ctx", {}), detail["input"]
+    if "problem" in context:
+        return kind, f"`{name}` is {_shown(written)}, which {context['problem']}", context["hint"]
+    for bound, word in _BOUNDS.items():
+        if bound in context:
+            share = isinstance(context[bound], float) and context[bound] in (0.5, 1.0)
+            hint = f"write {written} percent as `{written}%`" if share and isinstance(written, int | float) and 1 <= written < 100 else ""
+            return "out_of_range", f"`{name}` is {_shown(written)}, it must be {word} {context[bound]:g}", hint
+    wanted = _WANTED.get(kind)
+    if wanted is None:
+        return "wrong_type", f"`{name}`: {detail['msg']}", ""
+    return "wrong_type", f"`{name}` is {_shown(written)}, not {wanted}", _type_hint(kind, written)
+
+
+def _type_hint(kind: str, written: object) -> str:
+    if kind == "string_type" and isinstance(written, int | float):
+        return f'quote it: "{str(written).lower() if isinstance(written, bool) else written}"'
+    if kind in ("int_type", "float_type") and isinstance(written, str) and re.fullmatch(r"-?[0-9.]+", written):
+        return f"write it without quotes: {written}"
+    if kind == "tuple_type":
+        return f"write it in brackets: [{_plain(written)}]"
+    return ""
+
+
+def _of(path: Path) -> str:
+    parent = dotted(path[:-1])
+    return f"`{parent}`" if parent else "the job"
+
+
+def _model_at(path: Path) -> type[models.Section] | None:
+    for pattern, model in _MODEL_AT.items():
+        if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
+            return model
+    return None
+
+
+def _unknown_key_hint(path: Path) -> str:
+    model, key = _model_at(path[:-1]), str(path[-1])
+    if model is None:
+        return "remove it"
+    near = _nearest(key.replace("-", "_"), list(model.model_fields))
+    if near:
+        return f"did you mean `{near}`?"
+    homes = [".".join(pattern).replace("*", "NAME") for pattern, other in _MODEL_AT.items() if key in other.model_fields]
+    if homes:
+        return f"it belongs in `{homes[0]}`" if homes[0] else "it belongs at the top of the file"
+    return f"known keys: {', '.join(model.model_fields)}"
+
+
+def _missing_hint(path: Path) -> str:
+    examples = {
+        "apiVersion": "write `apiVersion: benchfleet/v1`",
+        "kind": "write `kind: Job`" if len(path) == 1 else "write sglang, simulated or external",
+        "name": "write a short label, such as `name: nccl-test`",
+        "model": "write `model: {path: …}`",
+        "path": "write the folder or the name of the model",
+        "engine": "write `engine: {kind: sglang, …}`",
+        "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
+        "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
+    }
+    return examples.get(str(path[-1]), "")
+
+
+def _empty_hint(path: Path) -> str:
+    if path == ("workloads",):
+        return "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`"
+    return "give the factor at least one level, or remove it" if path[:1] == ("factors",) else "write a value or remove the key"
+
+
+def _nearest(word: str, choices: list[str]) -> str:
+    found = get_close_matches(word.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.6) if len(word) <= _LONGEST_KEY else []
+    return next((choice for choice in choices if found and choice.lower() == found[0]), "")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "empty" if value is None else _plain(value)
+
+
+def _plain(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else f"`{value}`" if isinstance(value, str) else str(value)
+    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 1]}…"

@@ -1,0 +1,148 @@
+"""Owns the one way in for a job file: text in, a checked job with its findings out, or all that is wrong with it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from fleet_protos.errors import ConfigError
+from pydantic import ValidationError
+
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import make_variants, variant_findings
+from fleet_controller.spec.checks import check
+from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
+from fleet_controller.spec.faults import findings_of
+from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors, in_order
+from fleet_controller.spec.models import JobFile
+from fleet_controller.spec.prompts import RANDOM_PROMPTS
+from fleet_controller.spec.reading import Reading
+from fleet_controller.spec.resolve import resolve
+
+# Stand-ins for what must be there and is not, so that the rest of a broken file can still be judged; `*` is any one name.
+_STAND_INS: tuple[tuple[Path, Any], ...] = (
+    (("apiVersion",), "benchfleet/v1"),
+    (("kind",), "Job"),
+    (("name",), "x"),
+    (("model",), {"path": "x"}),
+    (("model", "path"), "x"),
+    (("engine",), {"kind": "sglang"}),
+    (("engine", "kind"), "sglang"),
+    (("engine", "container", "image"), "x"),
+    (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
+    (("workloads", "*", "output_tokens"), 1),
+)
+_SECTIONS_OF_VARIANTS = ("engine", "factors", "exclude", "baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """A job that may run, the text it was read from, and what is worth telling about it (no errors)."""
+
+    job: Job
+    text: str
+    file_name: str
+    findings: tuple[Finding, ...]
+
+
+def load_job_file(path: FilePath) -> LoadedJob:
+    """Read and check the file. Raises JobRejected for its content and ConfigError when it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a job file; `fleetctl init` writes one") from error
+    return load_job(content, str(path))
+
+
+def load_job(text: str | bytes, file_name: str) -> LoadedJob:
+    """Check the whole of a job file. Raises JobRejected with every finding when at least one is an error."""
+    content = _decoded(text, file_name)
+    document = read_document(content, file_name, _is_verbatim)
+    if isinstance(document.value, dict):
+        plain = {key: value for key, value in document.value.items() if not key.startswith("x-")}
+        document = replace(document, value=plain)
+    elif not document.findings:
+        message = "a job file is a mapping (`key: value` lines)"
+        raise JobRejected([Finding("not_a_mapping", ERROR, file_name, 1, 1, "", message, "`fleetctl init` writes one")])
+    else:
+        raise JobRejected(document.findings)
+    reading, faults = _read_models(document)
+    found = [*document.findings, *faults, *check(reading)]
+    job = resolve(reading.job, document)
+    if not has_errors(finding for finding in found if finding.key.startswith(_SECTIONS_OF_VARIANTS)):
+        found.extend(_variant_findings(reading, job))
+    if has_errors(found):
+        raise JobRejected(found)
+    return LoadedJob(job, content, file_name, in_order(found))
+
+
+def _decoded(text: str | bytes, file: str) -> str:
+    def refuse(code: str, message: str, hint: str) -> JobRejected:
+        return JobRejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
+
+    if len(text) > LARGEST_BYTES:
+        raise refuse("too_large", f"the file is larger than {LARGEST_BYTES >> 20} MiB", "is this a job file?")
+    try:
+        content = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        raise refuse("not_text", f"byte {error.start} is not UTF-8", "save the file as UTF-8") from error
+    if "\0" in content:
+        raise refuse("not_text", "the file holds NUL bytes: it is not text", "is this a job file?")
+    return content
+
+
+def _is_verbatim(path: Path) -> bool:
+    """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was written."""
+    match path:
+        case ("engine", "env", _) | ("factors", _, _, "env", _) | ("hosts", "labels", _):
+            return True
+    return False
+
+
+def _read_models(document: Document) -> tuple[Reading, list[Finding]]:
+    """The models, with stand-ins in place of what is broken, and the findings about that."""
+    value, broken = document.value, set(document.broken)
+    found: list[Finding] = []
+    for _ in range(6):  # mending one part can empty another
+        try:
+            return Reading(document, JobFile.model_validate(value), frozenset(broken)), found
+        except ValidationError as error:
+            told = list(findings_of(error, replace(document, value=value)))
+        found = found or [finding for _, finding in told]
+        broken.update(path for path, _ in told)
+        for path, _ in told:
+            value = _without(value, path, path)
+    blank = {path[0]: stand_in for path, stand_in in _STAND_INS if len(path) == 1}
+    return Reading(document, JobFile.model_validate(blank), frozenset({()})), found
+
+
+def _without(value: Any, rest: Path, path: Path) -> Any:
+    """A copy without the entry `rest` leads to; a list goes as a whole, and a stand-in takes the place of what must be there."""
+    if not rest or not isinstance(value, dict):
+        return value
+    key = rest[0]
+    if len(rest) > 1 and isinstance(value.get(key), dict):
+        return {**value, key: _without(value[key], rest[1:], path)}
+    left = {name: entry for name, entry in value.items() if name != key}
+    here = path[: len(path) - len(rest) + 1]
+    stand_in = next((content for pattern, content in _STAND_INS if _matches(here, pattern)), None)
+    return left if stand_in is None else left | {key: stand_in}
+
+
+def _matches(path: Path, pattern: Path) -> bool:
+    return len(path) == len(pattern) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True))
+
+
+def _variant_findings(reading: Reading, job: Job) -> Iterator[Finding]:
+    variants = make_variants(job)
+    yield from variant_findings(job, variants)
+    speculating = [variant for variant in variants if variant.engine.args.get("speculative_algorithm")]
+    free = [variant for variant in speculating if "SGLANG_SIMULATE_ACC_LEN" not in variant.engine.env]
+    for name, workload in reading.job.workloads.items():
+        if free and workload.prompts == RANDOM_PROMPTS:
+            message = f"random prompts make speculation look better than it is (`{free[0].name}`): their output loops"
+            hint = "use builtin:chat, or fix the acceptance with SGLANG_SIMULATE_ACC_LEN"
+            yield reading.finding("random_speculation", ("workloads", name, "prompts"), message, hint)

@@ -1,0 +1,206 @@
+"""Owns the shape of a job file as frozen pydantic models: types, ranges and defaults of each key; nothing that spans two keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from fleet_controller.spec.quantities import DURATION_PATTERN, RATIO_PATTERN, read_duration, read_ratio
+
+API_VERSION = "benchfleet/v1"
+NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+JOB_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
+
+
+def _told(code: str, read: Callable[[object], float], hint: str) -> BeforeValidator:
+    def validate(written: object) -> float:
+        try:
+            return read(written)
+        except ValueError as error:
+            raise PydanticCustomError(code, "{problem}", {"problem": str(error), "hint": hint}) from None
+
+    return BeforeValidator(validate)
+
+
+_DURATION = _told("bad_duration", read_duration, "write it like `250ms`, `60s`, `30m` or `1h30m`; a plain number is seconds")
+_RATIO = _told("bad_ratio", read_ratio, "write it like `2%` or `0.02`")
+_DURATION_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": DURATION_PATTERN}, {"type": "number", "minimum": 0}]})
+_RATIO_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": RATIO_PATTERN}, {"type": "number"}]})
+
+Duration = Annotated[float, _DURATION, _DURATION_SCHEMA]  # seconds, may be 0
+Deadline = Annotated[float, Field(gt=0), _DURATION, _DURATION_SCHEMA]  # seconds, above 0
+Precision = Annotated[float, Field(gt=0, lt=1), _RATIO, _RATIO_SCHEMA]
+Confidence = Annotated[float, Field(ge=0.5, lt=1), _RATIO, _RATIO_SCHEMA]
+Noise = Annotated[float, Field(ge=0, lt=1), _RATIO, _RATIO_SCHEMA]
+Drift = Annotated[float, Field(gt=-1, lt=1), _RATIO, _RATIO_SCHEMA]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+JobName = Annotated[str, StringConstraints(pattern=JOB_NAME_PATTERN)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Count = Annotated[int, Field(gt=0, le=1_000_000)]
+Rate = Annotated[float, Field(gt=0, le=1_000_000)]
+Gpus = Annotated[int, Field(ge=0, le=1024)]
+Seed = Annotated[int, Field(ge=0, le=2**53)]
+
+
+def _one_or_many(written: object) -> str:
+    return "many" if isinstance(written, list | tuple) else "one"
+
+
+Counts = Annotated[
+    Annotated[Count, Tag("one")] | Annotated[tuple[Count, ...], Tag("many"), Field(min_length=1)], Discriminator(_one_or_many)
+]
+Rates = Annotated[
+    Annotated[Rate, Tag("one")] | Annotated[tuple[Rate, ...], Tag("many"), Field(min_length=1)], Discriminator(_one_or_many)
+]
+
+_EMPTY = BeforeValidator(lambda written: {} if written is None else written)  # `env:` with nothing below it
+_VARIABLE_SCHEMA = WithJsonSchema({"type": ["string", "number", "boolean", "null"]})
+Variables = Annotated[dict[str, Annotated[str | None, _VARIABLE_SCHEMA]], _EMPTY]
+Labels = Annotated[dict[str, Annotated[str, _VARIABLE_SCHEMA]], _EMPTY]
+Arguments = Annotated[dict[str, Any], _EMPTY]
+
+
+
+def _warmup_requests(written: object) -> object:
+    if written == "auto":
+        return 0
+    if isinstance(written, bool) or not isinstance(written, int) or not 0 < written <= 100_000:
+        raise PydanticCustomError("wrong_type", "{problem}", {"problem": "is neither `auto` nor a number of requests above 0", "hint": ""})
+    return written
+
+
+_WARMUP_SCHEMA = WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 100_000}]})
+WarmUp = Annotated[int, BeforeValidator(_warmup_requests), _WARMUP_SCHEMA]  # requests, 0 = auto
+
+
+class Section(BaseModel):
+    """A mapping of the job file: unknown keys are errors, values keep the type they were written with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Model(Section):
+    """Which model is served."""
+
+    path: Text = Field(description="Folder on the host, or a name that the engine can resolve.")
+
+
+class Container(Section):
+    """A container image for the server; accepted in the file, not launched by this version."""
+
+    image: Text = Field(description="Image with its tag or digest.")
+
+
+class Simulation(Section):
+    """Knobs of the simulated engine; every one is off unless written."""
+
+    time_scale: float = Field(default=1.0, gt=0, le=1000, description="Seconds of the model that pass in one real second.")
+    seed: Seed = Field(default=0, description="Seed of all simulated noise.")
+    launch_noise: Noise = Field(default=0.0, description="Relative standard deviation between launches.")
+    run_noise: Noise = Field(default=0.0, description="Relative standard deviation between runs of one launch.")
+    drift_per_hour: Drift = Field(default=0.0, description="Relative slow drift in an hour of the model's time.")
+    ready_after: Duration = Field(default=0.0, description="Real time before the server answers healthy.")
+    crash_after: Duration = Field(default=0.0, description="Real time after readiness until it kills itself; 0 = never.")
+    hang: bool = Field(default=False, description="Accept requests and never answer them.")
+    ignore_term: bool = Field(default=False, description="Ignore SIGTERM.")
+    short_outputs: bool = Field(default=False, description="Stop at half of the tokens that were asked for.")
+    wrong_identity: bool = Field(default=False, description="Answer with another model's name.")
+    lost_env: tuple[Text, ...] = Field(default=(), description="Variables that the server does not see.")
+
+
+class Engine(Section):
+    """What is launched, or what already runs and is measured."""
+
+    kind: Literal["sglang", "simulated", "external"] = Field(description="sglang, simulated, or external: a server that already runs.")
+    python: Text | None = Field(default=None, description="Python on the host whose environment holds SGLang.")
+    container: Container | None = Field(default=None, description="Not launched by this version.")
+    url: Text | None = Field(default=None, description="Address of an external server.")
+    gpus: Gpus | None = Field(default=None, description="GPUs of one launch; default: from the parallel sizes in args.")
+    args: Arguments = Field(default={}, description="Server arguments by SGLang's own names, underscores for dashes.")
+    env: Variables = Field(default={}, description="The server's variables. Nothing is inherited from a shell.")
+    ready_timeout: Deadline = Field(default=1800.0, description="How long a launch may take until the server is ready.")
+    stop_timeout: Deadline = Field(default=30.0, description="How long the server may take to end after SIGTERM, before SIGKILL.")
+    simulation: Simulation | None = Field(default=None, description="Knobs of the simulated engine.")
+
+
+class Level(Section):
+    """One setting of a factor, laid over the engine; null takes an argument or a variable away."""
+
+    args: Arguments = Field(default={}, description="Arguments to set; null removes one.")
+    env: Variables = Field(default={}, description="Variables to set; null removes one.")
+    simulation: Simulation | None = Field(default=None, description="Knobs of the simulated engine to set.")
+
+
+Levels = Annotated[dict[Name, Annotated[Level, _EMPTY]], Field(min_length=1)]
+
+
+class Slo(Section):
+    """Limits that a request must keep to count as good."""
+
+    ttft_p99: Deadline | None = Field(default=None, description="Limit on the time to the first token.")
+    tpot_p99: Deadline | None = Field(default=None, description="Limit on the time per output token.")
+
+
+class Workload(Section):
+    """A load pattern: a closed loop by `concurrency`, or an open one by `rate`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["concurrency"]}, {"required": ["rate", "duration"]}]})
+
+    concurrency: Counts | None = Field(default=None, description="Requests in flight at once; a list makes one workload each.")
+    rate: Rates | None = Field(default=None, description="Requests a second, whatever the server does; a list makes one workload each.")
+    arrivals: Literal["constant", "poisson"] | None = Field(default=None, description="How the requests of a rate arrive; default poisson.")
+    duration: Deadline | None = Field(default=None, description="How long requests of a rate arrive.")
+    requests: Count | None = Field(default=None, description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency).")
+    prompts: Text = Field(default="builtin:chat", description="builtin:NAME.")
+    output_tokens: Annotated[int, Field(gt=0, le=1_000_000)] = Field(description="Exact length of each answer.")
+    api: Literal["chat", "completions", "generate"] = Field(default="chat", description="Endpoint that is measured.")
+    slo: Slo | None = Field(default=None, description="Limits for goodput.")
+    request_timeout: Deadline = Field(default=600.0, description="A request that takes longer has failed.")
+
+
+class Runs(Section):
+    """How many measured runs a workload gets inside one launch."""
+
+    min: Annotated[int, Field(gt=0, le=10_000)] = Field(default=5, description="At least so many valid runs.")
+    max: Annotated[int, Field(gt=0, le=10_000)] | None = Field(default=None, description="At most so many; default 20, or min if more.")
+
+
+class Measure(Section):
+    """How sure the verdict must be."""
+
+    launches: Annotated[int, Field(gt=0, le=10_000)] = Field(default=3, description="Launches of each variant on each host.")
+    runs: Runs = Field(default=Runs(), description="Runs inside one launch.")
+    precision: Precision = Field(default=0.02, description="Relative half-width of the interval over runs at which a workload ends.")
+    confidence: Confidence = Field(default=0.95, description="Confidence of every interval.")
+    margin: Precision = Field(default=0.02, description="Differences below this do not matter: EQUIVALENT.")
+    warmup: WarmUp = Field(default=0, description="auto, or a number of requests.")
+    seed: Seed = Field(default=1, description="Seed of the order of launches and of prompts.")
+
+
+class Hosts(Section):
+    """Where trials run."""
+
+    names: tuple[Text, ...] = Field(default=(), description="Hosts by name; empty = all that match the labels.")
+    labels: Labels = Field(default={}, description="Labels that a host must carry.")
+    placement: Literal["every_host", "any_host"] = Field(default="every_host", description="Every block on every host, or each on one.")
+
+
+class JobFile(Section):
+    """A job of benchfleet."""
+
+    model_config = ConfigDict(title="benchfleet job", json_schema_extra={"patternProperties": {"^x-": {}}})
+
+    apiVersion: Literal["benchfleet/v1"] = Field(description="Version of this format.")
+    kind: Literal["Job"] = Field(description="Job.")
+    name: JobName = Field(description="A label of small letters, digits and dashes.")
+    model: Model = Field(description="Which model is served.")
+    engine: Engine = Field(description="What is launched, or measured as it runs.")
+    factors: dict[Name, Levels] = Field(default={}, description="factor: {level: {args, env, simulation}}; every combination is a variant.")
+    exclude: tuple[Mapping[str, str], ...] = Field(default=(), description="Combinations, in part or in full, that are left out.")
+    baseline: dict[str, str] | None = Field(default=None, description="factor: level to compare with; default: the first of each.")
+    workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(description="Load patterns, all measured in every launch.")
+    measure: Measure = Field(default=Measure(), description="How often, and how sure.")
+    hosts: Hosts = Field(default=Hosts(), description="Where.")

@@ -1,0 +1,45 @@
+"""Owns one reading of a job file while it is checked: the document, its models, and which parts are sound; judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_controller.spec.document import Document, Path, dotted
+from fleet_controller.spec.findings import ERROR, Finding
+from fleet_controller.spec.models import JobFile
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`job` holds what could be read; values at or below a path in `broken` are defaults or stand-ins, not the user's."""
+
+    document: Document
+    job: JobFile
+    broken: frozenset[Path] = field(default=frozenset())
+
+    def is_sound(self, *paths: Path) -> bool:
+        """True when nothing at, above or below any of `paths` is broken."""
+        return not any(_related(path, bad) for path in paths for bad in self.broken)
+
+    def finding(self, code: str, path: Path, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
+        """A finding at the value of `path`, or at its key."""
+        line, column = self.document.place(path, at_key=at_key)
+        return Finding(code, severity, self.document.file, line, column, dotted(path), message, hint)
+
+    def is_written(self, path: Path) -> bool:
+        """True when the file itself holds `path`, be it as null."""
+        return path in self.document.keys
+
+    def factor_levels(self) -> Mapping[str, Mapping[str, Any]]:
+        """factor → level → what was written, as far as the file has that shape, whether or not the levels are sound."""
+        factors = self.document.value.get("factors") if isinstance(self.document.value, dict) else None
+        if not isinstance(factors, dict):
+            return {}
+        return {name: levels for name, levels in factors.items() if isinstance(levels, dict)}
+
+
+def _related(one: Path, other: Path) -> bool:
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]

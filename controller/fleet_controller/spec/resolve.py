@@ -1,0 +1,104 @@
+"""Owns the way from the models of a job file to the planner's job: defaults, lists of workloads, names of arguments. Finds no fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fleet_protos.trial import EngineKind, EngineSpec, Measure, Simulation, Slo, Workload
+
+from fleet_controller.core.job import HostChoice, Job, Level
+from fleet_controller.spec import models
+from fleet_controller.spec.arguments import normalise
+from fleet_controller.spec.document import Document, dotted
+
+_KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
+_SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}
+_DEFAULT_PYTHON = "python3"
+_DEFAULT_RUNS_MAX = 20
+
+
+def resolve(file: models.JobFile, document: Document) -> Job:
+    """The job that `file` means."""
+    runs = file.measure.runs
+    return Job(
+        name=file.name,
+        engine=_engine(file),
+        workloads=tuple(cell for name, workload in file.workloads.items() for cell in _cells(name, workload)),
+        measure=Measure(
+            runs_min=runs.min,
+            runs_max=runs.max or max(runs.min, _DEFAULT_RUNS_MAX),
+            precision=file.measure.precision,
+            confidence=file.measure.confidence,
+            warmup_requests=file.measure.warmup,
+            seed=file.measure.seed,
+        ),
+        factors={factor: {name: _level(level) for name, level in levels.items()} for factor, levels in file.factors.items()},
+        exclude=tuple(dict(part) for part in file.exclude),
+        baseline=file.baseline if file.baseline is not None else {factor: next(iter(levels)) for factor, levels in file.factors.items()},
+        launches=file.measure.launches,
+        margin=file.measure.margin,
+        gpus=file.engine.gpus,
+        hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host"),
+        file=document.file,
+        places={dotted(path): document.place(path) for path in document.keys},
+    )
+
+
+def _engine(file: models.JobFile) -> EngineSpec:
+    engine = file.engine
+    return EngineSpec(
+        kind=_KIND[engine.kind],
+        model_path=file.model.path,
+        args={name: value for name, value in normalise(engine.args).items() if value is not None},
+        env={name: value for name, value in engine.env.items() if value is not None},
+        gpus=engine.gpus or 0,
+        python=(engine.python or _DEFAULT_PYTHON) if engine.kind == "sglang" else "",
+        url=(engine.url or "").rstrip("/"),
+        ready_timeout_s=engine.ready_timeout,
+        stop_timeout_s=engine.stop_timeout,
+        simulation=replace(Simulation(), **_knobs(engine.simulation)),
+    )
+
+
+def _level(level: models.Level) -> Level:
+    return Level(normalise(level.args), dict(level.env), _knobs(level.simulation))
+
+
+def _knobs(simulation: models.Simulation | None) -> Mapping[str, Any]:
+    """The knobs that were written, by the names of `Simulation`."""
+    written = simulation.model_fields_set if simulation else set()
+    return {_SIMULATION_FIELD.get(name, name): getattr(simulation, name) for name in models.Simulation.model_fields if name in written}
+
+
+def _cells(name: str, workload: models.Workload) -> Iterator[Workload]:
+    """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no list was written."""
+    if workload.rate is not None:
+        rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate,)
+        for rate in rates:
+            cell = f"{name}@{rate:g}/s" if isinstance(workload.rate, tuple) else name
+            arrivals = workload.arrivals or "poisson"
+            yield replace(_cell(cell, workload), rate_per_s=float(rate), arrivals=arrivals, duration_s=workload.duration or 0.0)
+        return
+    counts = workload.concurrency if isinstance(workload.concurrency, tuple) else (workload.concurrency or 1,)
+    for count in counts:
+        cell = f"{name}@{count}" if isinstance(workload.concurrency, tuple) else name
+        yield replace(_cell(cell, workload), concurrency=count, requests=workload.requests or default_requests(count))
+
+
+def default_requests(concurrency: int) -> int:
+    """Requests of one run when the file does not say: single generations one by one, else two waves and at least four requests."""
+    return 1 if concurrency == 1 else max(4, 2 * concurrency)
+
+
+def _cell(name: str, workload: models.Workload) -> Workload:
+    slo = workload.slo or models.Slo()
+    return Workload(
+        name=name,
+        prompts=workload.prompts,
+        output_tokens=workload.output_tokens,
+        api=workload.api,
+        slo=Slo(ttft_p99_s=slo.ttft_p99 or 0.0, tpot_p99_s=slo.tpot_p99 or 0.0),
+        request_timeout_s=workload.request_timeout,
+    )
