@@ -1,0 +1,371 @@
+"""Owns how a trial moves: events in at one door, orders out; knows no clock, no process and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from math import isfinite
+
+from fleet_protos.errors import Bug, ErrorKind
+from fleet_protos.events import (
+    AgentRestarted,
+    Body,
+    CancelRequested,
+    ConfigurationProved,
+    Event,
+    EvidenceCollected,
+    LoadFailed,
+    RunFinished,
+    ServerFailed,
+    ServerLaunched,
+    ServerLaunching,
+    ServerReady,
+    ServerStopped,
+    TrialAccepted,
+    TrialOver,
+    WarmedUp,
+)
+from fleet_protos.metrics import OUTPUT_TOK_S
+from fleet_protos.trial import EngineKind, GateEffect, Outcome, Phase, TrialSpec
+
+from fleet_agent.core.effects import (
+    AbortLoad,
+    AwaitReady,
+    CloseTrial,
+    CollectEvidence,
+    Effect,
+    LaunchServer,
+    MeasureRun,
+    ProveConfiguration,
+    StopServer,
+    WarmUp,
+)
+from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
+from fleet_agent.core.trial import RECENT_KEPT, TERMINAL, InvalidTransition, Position, Recent, Server, Trial, Wanted
+
+__all__ = ["TERMINAL", "InvalidTransition", "Trial", "accepts", "new_trial", "replay", "step"]
+
+Step = tuple[Trial, tuple[Effect, ...]]
+
+
+def new_trial(spec: TrialSpec) -> Trial:
+    """A trial that nobody has accepted yet."""
+    return Trial(spec)
+
+
+def step(trial: Trial, body: Body, at_s: float) -> Step:
+    """The trial after `body`, and the orders to carry out once it is journalled. `at_s`: seconds on any one clock of the caller.
+
+    A late event changes nothing. Raises InvalidTransition on an impossible one.
+    """
+    if not accepts(trial, body):
+        return trial, ()
+    after, effects = _MOVES[trial.phase][type(body)](trial, body, at_s)
+    awaited = next((effect for effect in reversed(effects) if not isinstance(effect, AbortLoad)), after.awaited)
+    recent = (*trial.recent, Recent(at_s, type(body).__name__, after.phase))[-RECENT_KEPT:]
+    return replace(after, awaited=None if after.phase in TERMINAL else awaited, recent=recent), effects
+
+
+def accepts(trial: Trial, body: Body) -> bool:
+    """False for a late or repeated event, which is to be dropped and not journalled. Raises InvalidTransition on an impossible one."""
+    if type(body) in _LATE[trial.phase]:
+        return False
+    if type(body) not in _MOVES[trial.phase]:
+        raise InvalidTransition(trial, body)
+    fit = _FITS.get(type(body), _always)(trial, body)
+    if fit is None:
+        raise InvalidTransition(trial, body)
+    return fit
+
+
+def replay(events: Iterable[Event]) -> Trial:
+    """The trial that its journalled events made, oldest first; kinds that this version does not know are passed over.
+
+    Raises Bug when they do not begin with TrialAccepted.
+    """
+    trial: Trial | None = None
+    for event in events:
+        if isinstance(event.body, TrialAccepted) and trial is None:
+            trial = new_trial(event.body.spec)
+        if trial is None:
+            raise Bug(f"the journal of trial {event.trial_id} attempt {event.attempt} begins with {type(event.body).__name__}")
+        if event.body is not None:
+            trial, _ = step(trial, event.body, event.time_unix_ns / 1e9)
+    if trial is None:
+        raise Bug("no events to replay")
+    return trial
+
+
+# Does an event of a legal kind fit the order that is awaited? True: yes. False: it is late. None: it cannot be.
+
+
+def _always(trial: Trial, body: Body) -> bool | None:
+    return True
+
+
+def _fits_launching(trial: Trial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, LaunchServer) and trial.server is Server.ABSENT else None
+
+
+def _fits_launched(trial: Trial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, LaunchServer) and trial.server is Server.LAUNCHING else None
+
+
+def _fits_ready(trial: Trial, body: Body) -> bool | None:
+    if isinstance(trial.awaited, ProveConfiguration):
+        return False
+    return True if isinstance(trial.awaited, AwaitReady) else None
+
+
+def _fits_proved(trial: Trial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, ProveConfiguration) else None
+
+
+def _fits_load(trial: Trial, body: Body) -> bool | None:
+    """Compare (workload, run) of the load in flight with those of the event; run 0 is the warm-up."""
+    assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
+    expected = (trial.position.workload, trial.awaited.index if isinstance(trial.awaited, MeasureRun) else 0)
+    name, index = _load_of(body, expected[1])
+    names = [workload.name for workload in trial.spec.workloads]
+    if name in ("", names[expected[0]]):
+        told = (expected[0], index)
+    elif name in names:
+        told = (names.index(name), index)
+    else:
+        return None
+    return None if told > expected else told == expected
+
+
+def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[str, int]:
+    """Workload name and run; a failure names no run and so is that of the run in flight."""
+    if isinstance(body, RunFinished):
+        return body.run.workload, max(body.run.index, 1)
+    return body.workload, 0 if isinstance(body, WarmedUp) else current
+
+
+def _fits_server_failed(trial: Trial, body: Body) -> bool | None:
+    return not trial.server_failed
+
+
+def _fits_cancel(trial: Trial, body: Body) -> bool | None:
+    return trial.wanted is Wanted.RUN
+
+
+def _fits_stopped(trial: Trial, body: Body) -> bool | None:
+    if isinstance(trial.awaited, StopServer):
+        return True
+    return False if trial.server is Server.GONE else None
+
+
+def _fits_over(trial: Trial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, CloseTrial) else None
+
+
+# The moves: each is called only with an event that fits.
+
+
+def _accept(trial: Trial, body: Body, at_s: float) -> Step:
+    launching = replace(trial, phase=Phase.LAUNCHING)
+    if trial.spec.engine.kind is EngineKind.EXTERNAL:
+        return launching, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
+    return launching, (LaunchServer(),)
+
+
+def _launching(trial: Trial, body: Body, at_s: float) -> Step:
+    return replace(trial, server=Server.LAUNCHING), ()
+
+
+def _launched(trial: Trial, body: Body, at_s: float) -> Step:
+    started = replace(trial, server=Server.STARTING)
+    if trial.wanted is Wanted.STOP:  # cancelled while the process came to be
+        return _stop(started)
+    return started, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
+
+
+def _ready(trial: Trial, body: Body, at_s: float) -> Step:
+    return replace(trial, server=Server.READY if _has_server(trial) else trial.server), (ProveConfiguration(),)
+
+
+def _proved(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, ConfigurationProved)
+    gate = next((gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL), None)
+    if gate:
+        return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gate.code, gate.message))
+    return _next_workload(replace(trial, phase=Phase.WARMING), Position())
+
+
+def _warmed(trial: Trial, body: Body, at_s: float) -> Step:
+    workload = trial.spec.workloads[trial.position.workload]
+    return replace(trial, phase=Phase.MEASURING), (MeasureRun(workload, trial.position.runs + 1),)
+
+
+def _measured(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, RunFinished)
+    position = _counted(trial.position, body)
+    after = replace(trial, position=position)
+    decision = decide(position.values, position.void_in_row, trial.spec.measure)
+    if decision is Decision.MORE:
+        return after, (MeasureRun(trial.spec.workloads[position.workload], position.runs + 1),)
+    if decision is Decision.ENOUGH:
+        return _next_workload(after, Position(position.workload + 1))
+    code, why = next(((gate.code, gate.message) for gate in body.run.gates if gate.effect >= GateEffect.VOID_RUN), ("no_rate", ""))
+    message = f"{VOID_IN_ROW_MAX} void runs in a row, the last by {code}: {why}"
+    return _collect(_fail(after, ErrorKind.GATE_VOIDED, code, message))
+
+
+def _load_failed(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, LoadFailed)
+    return _collect(_fail(trial, ErrorKind.LOAD_FAILED, "load_failed", body.message))
+
+
+def _server_failed(trial: Trial, body: Body, at_s: float) -> Step:
+    """The death of the server explains more than what followed from it, so it replaces an ending decided before."""
+    assert isinstance(body, ServerFailed)
+    server = Server.ABSENT if trial.server in (Server.ABSENT, Server.LAUNCHING) else trial.server
+    failed = _fail(trial, body.kind or ErrorKind.SERVER_EXITED, body.failure_class or "unknown", body.message)
+    failed = replace(failed, server=server, server_failed=True)
+    if trial.phase is Phase.COLLECTING:
+        return failed, ()
+    if trial.wanted is Wanted.STOP:  # cancelled while it was launched, and it never came to be
+        return _stop(replace(failed, ending=trial.ending))
+    return _collect(failed, _abort(trial))
+
+
+def _cancel(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, CancelRequested)
+    message = _where(trial, body.reason or "cancelled")
+    ending = CloseTrial(Outcome.CANCELLED, message=message)
+    if trial.ending and trial.ending.outcome is Outcome.FAILED:
+        ending = trial.ending
+    stopped = replace(trial, wanted=Wanted.STOP, ending=ending)
+    if isinstance(trial.awaited, LaunchServer | CollectEvidence):  # both end soon, and a half-launched server could be lost
+        return stopped, ()
+    return _stop(stopped, _abort(trial))
+
+
+def _restarted(trial: Trial, body: Body, at_s: float) -> Step:
+    """The loads and waits of the agent before are gone. What was decided stays; what was not has failed."""
+    assert isinstance(body, AgentRestarted)
+    ended = trial if trial.ending else _fail(trial, ErrorKind.AGENT_RESTARTED, "agent_restarted", body.message or "the agent restarted")
+    return _stop(replace(ended, wanted=Wanted.STOP))
+
+
+def _collected(trial: Trial, body: Body, at_s: float) -> Step:
+    return _stop(trial)
+
+
+def _stopped(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, ServerStopped)
+    gone = replace(trial, server=Server.GONE)
+    if body.left_over:
+        before = f"; before that: {trial.ending.message}" if trial.ending and trial.ending.message else ""
+        message = f"processes of the server are left: {', '.join(body.left_over)}{before}"
+        gone = _fail(gone, ErrorKind.SERVER_UNHEALTHY, "left_over_processes", message)
+    return _close(gone)
+
+
+def _over(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, TrialOver)
+    ending = CloseTrial(body.outcome, body.kind, body.failure_class, body.message)
+    return replace(trial, phase=Phase.OVER, ending=ending), ()
+
+
+# Parts of moves.
+
+
+def _has_server(trial: Trial) -> bool:
+    return trial.server not in (Server.ABSENT, Server.GONE)
+
+
+def _abort(trial: Trial) -> tuple[Effect, ...]:
+    return (AbortLoad(),) if isinstance(trial.awaited, WarmUp | MeasureRun) else ()
+
+
+def _counted(position: Position, body: RunFinished) -> Position:
+    """A run without a usable rate counts as void: it never becomes a number."""
+    rate = body.run.metrics.get(OUTPUT_TOK_S, 0.0)
+    if body.run.void or not (isfinite(rate) and rate > 0):
+        return replace(position, runs=position.runs + 1, void_in_row=position.void_in_row + 1)
+    return replace(position, runs=position.runs + 1, values=(*position.values, rate), void_in_row=0)
+
+
+def _next_workload(trial: Trial, position: Position) -> Step:
+    after = replace(trial, position=position)
+    if position.workload < len(trial.spec.workloads):
+        return after, (WarmUp(trial.spec.workloads[position.workload]),)
+    return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
+
+
+def _collect(trial: Trial, first: tuple[Effect, ...] = ()) -> Step:
+    return replace(trial, phase=Phase.COLLECTING), (*first, CollectEvidence())
+
+
+def _stop(trial: Trial, first: tuple[Effect, ...] = ()) -> Step:
+    if not _has_server(trial):
+        return _close(trial, first)
+    return replace(trial, phase=Phase.STOPPING, server=Server.STOPPING), (*first, StopServer())
+
+
+def _close(trial: Trial, first: tuple[Effect, ...] = ()) -> Step:
+    assert trial.ending is not None
+    return replace(trial, phase=Phase.STOPPING), (*first, trial.ending)
+
+
+def _fail(trial: Trial, kind: ErrorKind, failure_class: str, message: str) -> Trial:
+    return replace(trial, ending=CloseTrial(Outcome.FAILED, kind, failure_class, _where(trial, message)))
+
+
+def _where(trial: Trial, message: str) -> str:
+    """The message with its place in front: phase, workload, run."""
+    place = trial.phase.name.lower()
+    if isinstance(trial.awaited, WarmUp):
+        place += f", warm-up of workload {trial.awaited.workload.name}"
+    if isinstance(trial.awaited, MeasureRun):
+        place += f", workload {trial.awaited.workload.name}, run {trial.awaited.index}"
+    return f"{place}: {message}"
+
+
+Move = Callable[[Trial, Body, float], Step]
+Fit = Callable[[Trial, Body], "bool | None"]
+
+_ANY_TIME: Mapping[type, Move] = {ServerFailed: _server_failed, CancelRequested: _cancel, AgentRestarted: _restarted}
+
+_MOVES: Mapping[Phase, Mapping[type, Move]] = {
+    Phase.QUEUED: {TrialAccepted: _accept, CancelRequested: _cancel, AgentRestarted: _restarted},
+    Phase.LAUNCHING: {
+        ServerLaunching: _launching, ServerLaunched: _launched, ServerReady: _ready, ConfigurationProved: _proved, **_ANY_TIME,
+    },
+    Phase.WARMING: {WarmedUp: _warmed, LoadFailed: _load_failed, **_ANY_TIME},
+    Phase.MEASURING: {WarmedUp: _warmed, RunFinished: _measured, LoadFailed: _load_failed, **_ANY_TIME},
+    Phase.COLLECTING: {EvidenceCollected: _collected, **_ANY_TIME},
+    Phase.STOPPING: {ServerStopped: _stopped, TrialOver: _over, AgentRestarted: _restarted},
+    Phase.OVER: {},
+}  # fmt: skip
+
+# What may still arrive from an order that was overtaken, or a second time. A second launch is never harmless, so it is not here.
+_REPEATED: frozenset[type] = frozenset({TrialAccepted})
+_FROM_WORK: frozenset[type] = _REPEATED | {ServerReady, ConfigurationProved, WarmedUp, RunFinished, LoadFailed}
+
+_LATE: Mapping[Phase, frozenset[type]] = {
+    Phase.QUEUED: frozenset(),
+    Phase.LAUNCHING: _REPEATED,
+    Phase.WARMING: _REPEATED | {ServerReady, ConfigurationProved},
+    Phase.MEASURING: _REPEATED | {ServerReady, ConfigurationProved},
+    Phase.COLLECTING: _FROM_WORK,
+    Phase.STOPPING: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested},
+    Phase.OVER: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
+}
+
+_FITS: Mapping[type, Fit] = {
+    ServerLaunching: _fits_launching,
+    ServerLaunched: _fits_launched,
+    ServerReady: _fits_ready,
+    ConfigurationProved: _fits_proved,
+    WarmedUp: _fits_load,
+    RunFinished: _fits_load,
+    LoadFailed: _fits_load,
+    ServerFailed: _fits_server_failed,
+    CancelRequested: _fits_cancel,
+    ServerStopped: _fits_stopped,
+    TrialOver: _fits_over,
+}

@@ -1,0 +1,94 @@
+"""Owns the value that is one trial; changed only by `machine.step`.
+
+A trial has three things that never share a field: what is wanted (run or stop), where it is (phase), how it ends (ending).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fleet_protos.errors import Bug
+from fleet_protos.events import Body
+from fleet_protos.trial import Outcome, Phase, TrialSpec
+
+from fleet_agent.core.effects import CloseTrial, Effect
+
+TERMINAL = frozenset({Phase.OVER})
+RECENT_KEPT = 16
+
+
+class Wanted(Enum):
+    """What the outside wants of the trial."""
+
+    RUN = "run"
+    STOP = "stop"
+
+
+class Server(Enum):
+    """Our own server of the trial: absent → launching → starting → ready → stopping → gone. Always absent for an external one."""
+
+    ABSENT = "absent"
+    LAUNCHING = "launching"  # ordered; whether a process exists is not known
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload, `runs` counts void ones too."""
+
+    workload: int = 0
+    runs: int = 0
+    values: tuple[float, ...] = ()
+    void_in_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """An event as a bug report needs it: seconds on the clock of `step`, its kind, the phase after it."""
+
+    at_s: float
+    kind: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is decided before it is reached."""
+
+    spec: TrialSpec
+    wanted: Wanted = Wanted.RUN
+    phase: Phase = Phase.QUEUED
+    server: Server = Server.ABSENT
+    awaited: Effect | None = None
+    position: Position = field(default_factory=Position)
+    ending: CloseTrial | None = None
+    server_failed: bool = False
+    recent: tuple[Recent, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended; `UNSPECIFIED` until it is over."""
+        return self.ending.outcome if self.ending and self.phase in TERMINAL else Outcome.UNSPECIFIED
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Trial id and attempt: what makes it one and not another."""
+        return self.spec.trial_id, self.spec.attempt
+
+
+class InvalidTransition(Bug):
+    """An event that cannot come where the trial is; `recent` holds the last events, oldest first."""
+
+    def __init__(self, trial: Trial, body: Body) -> None:
+        self.recent = trial.recent
+        past = ", ".join(f"{entry.kind}→{entry.phase.name}" for entry in trial.recent) or "none"
+        awaited = type(trial.awaited).__name__ if trial.awaited else "nothing"
+        super().__init__(
+            f"trial {trial.spec.trial_id} attempt {trial.spec.attempt}: {type(body).__name__} in {trial.phase.name}, "
+            f"server {trial.server.value}, awaiting {awaited}; last events: {past}",
+            "this is a bug of benchfleet: please report it with the agent's journal",
+        )
