@@ -27,7 +27,8 @@ _FLUSHED = (
 _NOT_FLUSHED = "Flush cache failed: there are running or waiting requests.\n"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_HANGING = 503
+_HEALTH_TIMEOUT_S = 20.0
+Later = Callable[[float, Callable[[], None]], Any]
 _OTHER_MODEL = "somebody/else"
 
 
@@ -96,7 +97,7 @@ class Answer:
 class Api:
     """Routes requests. `submit` hands a generation to the engine; `later(seconds, call)` is the only way it waits."""
 
-    def __init__(self, setup: Setup, batching: Batching, submit: Callable[[Generation], None], later: Callable[[float, Callable[[], None]], Any]) -> None:
+    def __init__(self, setup: Setup, batching: Batching, submit: Callable[[Generation], None], later: Later) -> None:
         self.ready = False
         self.rates = Rates()
         self._setup = setup
@@ -137,7 +138,7 @@ class Api:
 
     def _health_generate(self, exchange: Exchange) -> None:
         if self.ready and self._setup.simulation.hang:
-            self._later(20.0, lambda: exchange.send(_HANGING))
+            self._later(_HEALTH_TIMEOUT_S, lambda: exchange.send(503))
         else:
             exchange.send(200 if self.ready else 503)
 

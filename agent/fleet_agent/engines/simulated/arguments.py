@@ -126,7 +126,8 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if args["max_running_requests"] is None and algorithm in (*_EAGLE_LIKE, "NGRAM"):
         args["max_running_requests"] = _SPECULATIVE_RUNNING_CAP
         warnings.append(
-            "Max running requests is reset to 48 for speculative decoding. You can override this by explicitly setting --max-running-requests."
+            "Max running requests is reset to 48 for speculative decoding. "
+            "You can override this by explicitly setting --max-running-requests."
         )
     if algorithm == "NGRAM":
         _resolve_ngram(args)

@@ -26,10 +26,11 @@ class Snapshot:
 def exposition(totals: Totals, now: Snapshot) -> bytes:
     """Prometheus text, version 0.0.4."""
     rank = f'engine_type="unified",model_name="{_escaped(now.model)}",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+    source = f'cache_source="device",engine_type="unified",model_name="{_escaped(now.model)}"'
     plain = f'engine_type="unified",model_name="{_escaped(now.model)}"'
     hit_rate = totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0
     lines = [
-        *_metric("simulated_engine_time_scale", "gauge", "This is the simulated engine: model seconds in one wall second.", "", now.time_scale),
+        *_metric("simulated_engine_time_scale", "gauge", "The simulated engine: model seconds in a wall second.", "", now.time_scale),
         *_metric("sglang:num_running_reqs", "gauge", "The number of running requests.", rank, now.running),
         *_metric("sglang:num_queue_reqs", "gauge", "The number of requests in the waiting queue.", rank, now.queued),
         *_metric("sglang:gen_throughput", "gauge", "The generation throughput (token/s).", rank, now.gen_throughput),
@@ -39,7 +40,7 @@ def exposition(totals: Totals, now: Snapshot) -> bytes:
         *_metric("sglang:spec_num_steps", "gauge", "Currently active speculative_num_steps.", rank, now.steps),
         *_metric("sglang:spec_num_draft_tokens", "gauge", "Currently active speculative_num_draft_tokens.", rank, now.draft_tokens),
         *_metric("sglang:prompt_tokens_total", "counter", "Number of prefill tokens processed.", plain, totals.prompt_tokens),
-        *_metric("sglang:cached_tokens_total", "counter", "Number of cached prompt tokens by source.", f'cache_source="device",{plain}', totals.cached_tokens),
+        *_metric("sglang:cached_tokens_total", "counter", "Number of cached prompt tokens by source.", source, totals.cached_tokens),
         *_metric("sglang:generation_tokens_total", "counter", "Number of generation tokens processed.", plain, totals.generated_tokens),
         *_metric("sglang:spec_verify_calls_total", "counter", "Number of speculative verification calls.", plain, totals.verify_steps),
         *_metric("sglang:num_requests_total", "counter", "Number of requests processed.", plain, totals.requests),

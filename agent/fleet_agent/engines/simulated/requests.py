@@ -37,7 +37,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
         where = getattr(error, "pos", 0)
         raise Refused(f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}") from None
     if not isinstance(value, dict):
-        raise Refused("1 validation error:\n  {'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}")
+        raise Refused("1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}")
     return value
 
 

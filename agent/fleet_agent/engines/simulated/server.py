@@ -1,6 +1,7 @@
-"""Owns the process of the simulated engine: command line, socket, signals and the faults it was told to show. Starts in well under 0.3 s.
+r"""Owns the process of the simulated engine: command line, socket, signals and the faults it was told to show. Starts in well under 0.3 s.
 
-    python -m fleet_agent.engines.simulated.server --model-path M --port P [any SGLang argument] --simulation '{"time_scale": 20, "launch": "t/1"}'
+    python -m fleet_agent.engines.simulated.server --model-path M --port P [any SGLang argument] \
+        --simulation '{"time_scale": 20, "launch": "TRIAL/ATTEMPT"}'
 """
 
 from __future__ import annotations
