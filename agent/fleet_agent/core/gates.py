@@ -1,0 +1,150 @@
+"""Owns the checks that a measured run must pass before its numbers count; reads only the facts of that run.
+
+`docs/gates.md` gives for each code its reason and its source, and is tested to name every code of `GATES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet_protos.trial import Gate, GateEffect, Measure, Workload
+
+TOKEN_MISMATCH_MAX = 0.02
+CACHED_RATIO_MAX = 0.01
+ACCEPT_LENGTH_MIN = 1.05
+CONCURRENCY_SHORTFALL_MAX = 0.05
+DISPATCH_DELAY_FLAG_S, DISPATCH_DELAY_VOID_S = 0.010, 0.050
+LOOP_LAG_FLAG_S = 0.005
+
+# Code → the worst effect it can have.
+GATES: Mapping[str, GateEffect] = {
+    "requests_failed": GateEffect.VOID_RUN,
+    "zero_tokens": GateEffect.VOID_RUN,
+    "short_output": GateEffect.VOID_RUN,
+    "token_count_mismatch": GateEffect.VOID_RUN,
+    "token_count_unchecked": GateEffect.FLAG,
+    "prefix_cache_hit": GateEffect.VOID_RUN,
+    "prefix_cache_unknown": GateEffect.FLAG,
+    "spec_ineffective": GateEffect.VOID_RUN,
+    "spec_unproved": GateEffect.FLAG,
+    "client_limited": GateEffect.VOID_RUN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run's raw data says about itself; plain JSON values, so that `RunFacts(**json.loads(line))` reads it.
+
+    Seconds are wall seconds of the client, never scaled: they judge the client. None: it could not be known.
+    """
+
+    requests_ok: int
+    requests_failed: int
+    error_kinds: Mapping[str, int]  # of the failed requests
+    finish_reasons: Mapping[str, int]  # of the requests that succeeded, as the server named them
+    completion_tokens_min: int  # over the requests that succeeded, as the server counted them
+    completion_tokens_max: int
+    zero_token_requests: int
+    client_count_mismatch: float | None  # |client's own count - server's| / server's, over the run
+    cached_token_ratio: float | None  # cached prompt tokens beyond the chat template's / prompt tokens
+    achieved_concurrency: float  # mean requests in flight over the steady part; closed loop only, else 0
+    dispatch_delay_p99_s: float  # real send - intended send
+    loop_lag_p99_s: float  # how late the client's loop woke up
+    speculation: bool  # asked for by the variant
+    accept_length: float | None  # output tokens of a verify step, bonus token counted
+
+
+def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
+    """The gates that this run trips, the worst first; empty for a run that counts without reserve.
+
+    A fact that is not a number trips its gate. `measure.precision` coarser than 5 % tolerates as much missing load.
+    """
+    found = [
+        *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts), *_speculation(facts),
+        *_client(facts, workload, measure),
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda gate: -gate.effect))
+
+
+def _requests(facts: RunFacts) -> Iterator[Gate]:
+    if facts.requests_failed:
+        kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(facts.error_kinds.items(), key=lambda item: -item[1]))
+        total = facts.requests_ok + facts.requests_failed
+        yield _void("requests_failed", f"{facts.requests_failed} of {total} requests failed{': ' if kinds else ''}{kinds}")
+    elif not facts.requests_ok:
+        yield _void("requests_failed", "no request was answered")
+
+
+def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
+    if facts.zero_token_requests:
+        yield _void("zero_tokens", f"{facts.zero_token_requests} of {facts.requests_ok} answers had no token")
+    if not facts.requests_ok or not workload.output_tokens:
+        return
+    other = ", ".join(f"{count} × {reason}" for reason, count in sorted(facts.finish_reasons.items()) if reason != "length")
+    least, most = facts.completion_tokens_min, facts.completion_tokens_max
+    if other or not least == most == workload.output_tokens:
+        ended = f"; finish reasons beside length: {other}" if other else ""
+        yield _void("short_output", f"asked for {workload.output_tokens} tokens, got {least} to {most}{ended}")
+
+
+def _counts(facts: RunFacts) -> Iterator[Gate]:
+    if facts.client_count_mismatch is None:
+        yield _flag("token_count_unchecked", "the client could not count the tokens, so the server's count stands alone")
+    elif not facts.client_count_mismatch <= TOKEN_MISMATCH_MAX:
+        yield _void("token_count_mismatch", f"client and server count tokens {_percent(facts.client_count_mismatch)} apart")
+
+
+def _cache(facts: RunFacts) -> Iterator[Gate]:
+    if facts.cached_token_ratio is None:
+        yield _flag("prefix_cache_unknown", "the server does not tell cached prompt tokens")
+    elif not facts.cached_token_ratio <= CACHED_RATIO_MAX:
+        yield _void("prefix_cache_hit", f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, unplanned")
+
+
+def _speculation(facts: RunFacts) -> Iterator[Gate]:
+    if not facts.speculation:
+        return
+    if facts.accept_length is None:
+        yield _flag("spec_unproved", "speculation was asked for and the server shows no accept length")
+    elif not facts.accept_length >= ACCEPT_LENGTH_MIN:
+        yield _void("spec_ineffective", f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect")
+
+
+def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
+    """One gate, however many ways the client was the limit: the worst effect, all reasons."""
+    limits = [*_concurrency_limit(facts, workload, measure), *_dispatch_limit(facts, workload)]
+    if not facts.loop_lag_p99_s <= LOOP_LAG_FLAG_S:
+        limits.append((GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)"))
+    if limits:
+        effect = max(effect for effect, _ in limits)
+        yield Gate("client_limited", effect, "the client was the limit: " + "; ".join(reason for _, reason in limits))
+
+
+def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[tuple[GateEffect, str]]:
+    asked = min(workload.concurrency, workload.requests or workload.concurrency)
+    tolerated = max(CONCURRENCY_SHORTFALL_MAX, measure.precision)
+    if asked and not facts.achieved_concurrency >= asked * (1 - tolerated):
+        yield GateEffect.VOID_RUN, f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for"
+
+
+def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[tuple[GateEffect, str]]:
+    if workload.rate_per_s and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
+        late = not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_VOID_S
+        yield GateEffect.VOID_RUN if late else GateEffect.FLAG, f"requests left {_ms(facts.dispatch_delay_p99_s)} late (p99)"
+
+
+def _void(code: str, message: str) -> Gate:
+    return Gate(code, GateEffect.VOID_RUN, message)
+
+
+def _flag(code: str, message: str) -> Gate:
+    return Gate(code, GateEffect.FLAG, message)
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio * 100:.1f} %"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

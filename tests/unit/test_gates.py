@@ -1,0 +1,157 @@
+"""Owns the promises of the gates of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_agent.core.gates import GATES, RunFacts, run_gates
+from fleet_protos.trial import Gate, GateEffect, Measure, RunResult, Workload
+from hypothesis import given
+from hypothesis import strategies as st
+
+CLOSED = Workload(name="busy", concurrency=8, requests=32, output_tokens=500)
+OPEN = Workload(name="open", rate_per_s=4.0, duration_s=60.0, output_tokens=500)
+GOOD = RunFacts(
+    requests_ok=32, requests_failed=0, error_kinds={}, finish_reasons={"length": 32}, completion_tokens_min=500, completion_tokens_max=500,
+    zero_token_requests=0, client_count_mismatch=0.0, cached_token_ratio=0.0, achieved_concurrency=7.9, dispatch_delay_p99_s=0.001,
+    loop_lag_p99_s=0.001, speculation=True, accept_length=2.5,
+)  # fmt: skip
+NONE_OK = {"requests_ok": 0, "finish_reasons": {}, "completion_tokens_min": 0, "completion_tokens_max": 0}
+
+
+def gates(workload: Workload = CLOSED, measure: Measure | None = None, **changes: Any) -> tuple[Gate, ...]:
+    return run_gates(replace(GOOD, **changes), workload, measure or Measure())
+
+
+@pytest.mark.parametrize("workload", [CLOSED, OPEN], ids=["closed", "open"])
+def test_a_good_run_trips_nothing(workload: Workload) -> None:
+    assert gates(workload) == ()
+
+
+TRIPS: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"requests_failed": 3, "error_kinds": {"http_503": 2, "timeout": 1}}, "requests_failed",
+        "3 of 35 requests failed: 2 × http_503, 1 × timeout",
+    ),
+    ({"requests_failed": 1}, "requests_failed", "1 of 33 requests failed"),
+    (NONE_OK, "requests_failed", "no request was answered"),
+    ({"zero_token_requests": 2}, "zero_tokens", "2 of 32 answers had no token"),
+    (
+        {"finish_reasons": {"length": 31, "stop": 1}}, "short_output",
+        "asked for 500 tokens, got 500 to 500; finish reasons beside length: 1 × stop",
+    ),
+    ({"completion_tokens_min": 250}, "short_output", "asked for 500 tokens, got 250 to 500"),
+    ({"completion_tokens_max": 501}, "short_output", "asked for 500 tokens, got 500 to 501"),
+    ({"client_count_mismatch": 0.021}, "token_count_mismatch", "client and server count tokens 2.1 % apart"),
+    ({"cached_token_ratio": 0.5}, "prefix_cache_hit", "50.0 % of the prompt tokens came from the prefix cache, unplanned"),
+    ({"accept_length": 1.04}, "spec_ineffective", "accept length 1.040: speculation was asked for and has no effect"),
+    ({"achieved_concurrency": 7.5}, "client_limited", "the client was the limit: 7.50 requests in flight, 8 asked for"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "code", "message"), TRIPS, ids=[f"{code}-{index}" for index, (_, code, _) in enumerate(TRIPS)])
+def test_a_run_that_shows_a_known_fault_is_void(changes: dict[str, Any], code: str, message: str) -> None:
+    assert gates(**changes) == (Gate(code, GateEffect.VOID_RUN, message),)
+    assert RunResult(gates=gates(**changes)).void
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client_count_mismatch": 0.02}, {"cached_token_ratio": 0.01}, {"accept_length": 1.05}, {"achieved_concurrency": 7.6},
+        {"loop_lag_p99_s": 0.005}, {"speculation": False, "accept_length": 1.0}, {"speculation": False, "accept_length": None},
+    ],
+)  # fmt: skip
+def test_a_run_at_the_limit_counts(changes: dict[str, Any]) -> None:
+    assert gates(**changes) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"client_count_mismatch": None}, "token_count_unchecked"), ({"cached_token_ratio": None}, "prefix_cache_unknown"),
+        ({"accept_length": None}, "spec_unproved"), ({"loop_lag_p99_s": 0.02}, "client_limited"),
+    ],
+)  # fmt: skip
+def test_what_could_not_be_checked_is_flagged_and_counts(changes: dict[str, Any], code: str) -> None:
+    found = gates(**changes)
+    assert [(gate.code, gate.effect) for gate in found] == [(code, GateEffect.FLAG)]
+    assert not RunResult(gates=found).void
+
+
+@pytest.mark.parametrize(("delay_s", "effect"), [(0.011, GateEffect.FLAG), (0.051, GateEffect.VOID_RUN)])
+def test_late_sends_of_an_open_loop_are_flagged_and_very_late_ones_void(delay_s: float, effect: GateEffect) -> None:
+    assert [gate.effect for gate in gates(OPEN, dispatch_delay_p99_s=delay_s)] == [effect]
+    assert gates(CLOSED, dispatch_delay_p99_s=delay_s) == ()
+
+
+def test_a_client_that_is_the_limit_in_two_ways_trips_one_gate_with_both_reasons() -> None:
+    (gate,) = gates(achieved_concurrency=4.0, loop_lag_p99_s=0.25)
+    assert gate.effect is GateEffect.VOID_RUN
+    assert gate.message == "the client was the limit: 4.00 requests in flight, 8 asked for; its loop woke 250.0 ms late (p99)"
+
+
+def test_fewer_requests_than_concurrency_are_not_the_clients_fault() -> None:
+    assert gates(replace(CLOSED, requests=4), achieved_concurrency=3.9) == ()
+
+
+def test_a_coarser_precision_tolerates_as_much_missing_load() -> None:
+    assert gates(measure=Measure(precision=0.10), achieved_concurrency=7.3) == ()
+
+
+def test_a_workload_without_a_fixed_length_is_not_held_to_one() -> None:
+    assert gates(replace(CLOSED, output_tokens=0), finish_reasons={"stop": 32}, completion_tokens_min=3) == ()
+
+
+@pytest.mark.parametrize("fact", ["client_count_mismatch", "cached_token_ratio", "accept_length", "achieved_concurrency"])
+def test_a_fact_that_is_not_a_number_voids_the_run(fact: str) -> None:
+    assert [gate.effect for gate in gates(**{fact: float("nan")})] == [GateEffect.VOID_RUN]
+
+
+def test_the_worst_gate_comes_first() -> None:
+    found = gates(cached_token_ratio=None, requests_failed=1, loop_lag_p99_s=0.02)
+    assert [gate.effect for gate in found] == sorted((gate.effect for gate in found), reverse=True)
+    assert found[0].code == "requests_failed"
+
+
+def test_facts_come_whole_through_json() -> None:
+    assert RunFacts(**json.loads(json.dumps(asdict(GOOD)))) == GOOD
+
+
+def test_a_fact_that_is_missing_is_an_error_not_a_good_run() -> None:
+    told = asdict(GOOD)
+    del told["requests_failed"]
+    with pytest.raises(TypeError, match="requests_failed"):
+        RunFacts(**told)
+
+
+def test_every_gate_is_documented_with_its_effect() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "gates.md").read_text(encoding="utf-8")
+    rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*?) \|", text, re.MULTILINE)}
+    words = {GateEffect.FLAG: "flag", GateEffect.VOID_RUN: "void run"}
+    assert rows.keys() == GATES.keys()
+    assert {code: rows[code].endswith(words[effect]) for code, effect in GATES.items()} == dict.fromkeys(GATES, True)
+
+
+RATIO = st.none() | st.floats(0, 2)
+FACTS = st.builds(
+    RunFacts, requests_ok=st.integers(0, 9), requests_failed=st.integers(0, 3), error_kinds=st.just({"timeout": 1}),
+    finish_reasons=st.dictionaries(st.sampled_from(["length", "stop"]), st.integers(1, 9)), completion_tokens_min=st.integers(0, 500),
+    completion_tokens_max=st.integers(0, 501), zero_token_requests=st.integers(0, 2), client_count_mismatch=RATIO, cached_token_ratio=RATIO,
+    achieved_concurrency=st.floats(0, 9), dispatch_delay_p99_s=st.floats(0, 1), loop_lag_p99_s=st.floats(0, 1), speculation=st.booleans(),
+    accept_length=RATIO,
+)  # fmt: skip
+
+
+@given(FACTS, st.sampled_from([CLOSED, OPEN]))
+def test_a_tripped_gate_is_a_listed_one_no_worse_than_listed_and_comes_once(facts: RunFacts, workload: Workload) -> None:
+    found = run_gates(facts, workload, Measure())
+    assert all(GateEffect.UNSPECIFIED < gate.effect <= GATES[gate.code] for gate in found)
+    assert len({gate.code for gate in found}) == len(found)
+    if facts.requests_failed or not facts.requests_ok or facts.zero_token_requests:
+        assert RunResult(gates=found).void
