@@ -110,7 +110,8 @@ def test_a_workload_without_a_fixed_length_is_not_held_to_one() -> None:
 
 @pytest.mark.parametrize("fact", ["client_count_mismatch", "cached_token_ratio", "accept_length", "achieved_concurrency"])
 def test_a_fact_that_is_not_a_number_voids_the_run(fact: str) -> None:
-    assert [gate.effect for gate in gates(**{fact: float("nan")})] == [GateEffect.VOID_RUN]
+    changes: dict[str, Any] = {fact: float("nan")}
+    assert [gate.effect for gate in gates(**changes)] == [GateEffect.VOID_RUN]
 
 
 def test_the_worst_gate_comes_first() -> None:
