@@ -21,21 +21,24 @@ fetch() {
   return $result
 }
 
-while read -r program package; do
+while read -r program package untested; do
   case $program in '' | '#'*) continue ;; esac
   lacking "$program" || continue
   if command -v apt-get >/dev/null && fetch "$package" && ! lacking "$program"; then
     echo "test: unpacked $program from Debian's package $package into the cache"
   else
-    missing+=("$program ($package)")
+    missing+=("$program of Debian's package $package; without it these are not tested: $untested")
   fi
 done <requirements/apt.txt
 
 if [ ${#missing[@]} -gt 0 ]; then
   {
-    echo "test: missing programs: ${missing[*]}"
-    echo "test: apt or its package lists are missing here; as root: apt-get update && make test, or install them yourself"
-    echo "test: the tests that call them are skipped, and say so; CI fails instead"
+    printf 'test: missing %s\n' "${missing[@]}"
+    if ! command -v apt-get >/dev/null; then
+      echo "test: this machine has no apt; install these programs in its own way"
+    elif [ "$(id -u)" != 0 ]; then
+      echo "test: apt may need its package lists first, which only root can load: sudo apt-get update"
+    fi
   } >&2
-  [ -z "${CI:-}" ] || exit 1
+  [ -z "${CI:-}" ] || exit 1 # elsewhere those tests are skipped, and say so
 fi

@@ -68,6 +68,13 @@ def test_each_example_lints_clean(example: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
 
 
+def test_the_job_in_the_readme_lints_clean(tmp_path: Path) -> None:
+    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    (tmp_path / "job.yaml").write_text(block)
+    done = fleetctl("lint", str(tmp_path / "job.yaml"), "--json")
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
 def test_each_example_names_a_schema_that_is_there(example: Path) -> None:
     named = re.match(r"# yaml-language-server: \$schema=(\S+)$", example.read_text().split("\n")[0])
