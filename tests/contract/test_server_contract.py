@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.http_client import Answer, Client, exchange
-from tests.contract.servers import Server
+from tests.contract.servers import Server, assert_health_order
+from tests.fakes.simulated_server import simulated_server
 
 TOKENS = 24
 
@@ -49,6 +51,11 @@ def ok(answer: Answer) -> Answer:
 def contents(events: list[dict[str, Any]]) -> list[str]:
     deltas = [choice.get("delta", {}) for event in events for choice in event["choices"]]
     return [delta["content"] for delta in deltas if delta.get("content")]
+
+
+def test_a_starting_server_is_refused_then_unavailable_then_healthy(tmp_path: Path) -> None:
+    with simulated_server(tmp_path, knobs={"ready_after_s": 0.3}, healthy=False) as running:
+        assert_health_order(running.wait_healthy())
 
 
 @pytest.mark.parametrize("path", ["/health", "/health_generate"])
@@ -127,7 +134,7 @@ def test_a_whole_chat_answer_counts_and_ends_as_asked(client: Client) -> None:
     assert answer["usage"]["completion_tokens"] == TOKENS
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["choices"][0]["meta_info"]["completion_tokens"] == TOKENS
-    assert answer["choices"][0]["message"]["content"]
+    assert answer["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_meta_info_of_a_streamed_chat_is_refused(client: Client) -> None:
@@ -151,7 +158,8 @@ def test_a_native_stream_repeats_all_text_so_far_and_ends_exact(client: Client) 
 
 
 def test_token_ids_are_taken_as_a_prompt(client: Client) -> None:
-    answer = ok(client.post("/generate", {**native(""), "text": None, "input_ids": [5, 6, 7, 8]})).json()
+    body = {"input_ids": [5, 6, 7, 8], "sampling_params": native("")["sampling_params"]}
+    answer = ok(client.post("/generate", body)).json()
     assert answer["meta_info"]["prompt_tokens"] == 4
 
 
@@ -160,7 +168,7 @@ def test_a_repeated_prompt_is_cached_and_a_flushed_one_is_not(client: Client) ->
     ok(client.post("/generate", native(prompt)))
     again = ok(client.post("/generate", native(prompt))).json()["meta_info"]
     assert 0 < again["cached_tokens"] < again["prompt_tokens"]
-    ok(client.post("/flush_cache", b""))
+    ok(client.post("/flush_cache?timeout=10", b""))
     assert ok(client.post("/generate", native(prompt))).json()["meta_info"]["cached_tokens"] == 0
 
 

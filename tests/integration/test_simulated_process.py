@@ -78,12 +78,6 @@ def test_it_starts_within_a_third_of_a_second(tmp_path: Path) -> None:
     assert min(took_s) < 0.33
 
 
-def test_health_is_503_until_it_is_ready(tmp_path: Path) -> None:
-    with simulated_server(tmp_path, knobs={"ready_after_s": 0.4}, healthy=False) as running:
-        seen = running.wait_healthy()
-    assert [status for status in seen if status] == [503, 200]
-
-
 def test_the_log_reads_like_sglangs_and_says_that_it_is_simulated(tmp_path: Path) -> None:
     with simulated_server(tmp_path, *TP8, *speculative(5), knobs={"time_scale": 1000.0}, env=TUNED) as running:
         Client(running.url).post("/v1/chat/completions", body(400, 1))
