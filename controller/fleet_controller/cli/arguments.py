@@ -112,7 +112,7 @@ def _report(command: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: Sequence[tuple[str, str, str, Add]] = (
-    ("init", "files", "write a commented job file to start from", _init),
+    ("init", "files", "write a commented job.yaml and fleet.yaml to start from", _init),
     ("lint", "lint", "tell what is wrong with a job file before any GPU time is spent", _all(_JOB_FILE, _json)),
     ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _json)),
     ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _json)),
@@ -124,7 +124,7 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("cancel", "jobs", "cancel a job", _all(_JOB, _controller, _json)),
     ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
     ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _json)),
-    ("hosts", "hosts", "list hosts", _all(_hosts, _controller, _json)),
+    ("hosts", "jobs", "list hosts", _all(_hosts, _controller, _json)),
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
     ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),

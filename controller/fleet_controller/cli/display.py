@@ -1,0 +1,83 @@
+"""Owns progress on the terminal: a live display on one, plain lines with the time of day in a pipe. Results never pass here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+from fleet_controller.report.progress import Progress, display
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def update(self, progress: Progress, lines: Sequence[str]) -> None:
+        """Show the new state; `lines` say what changed."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+
+class PlainDisplay:
+    """One line for each change, to standard error."""
+
+    def update(self, progress: Progress, lines: Sequence[str]) -> None:
+        """See `Display`."""
+        for line in lines:
+            self.say(line)
+
+    def say(self, text: str) -> None:
+        """See `Display`."""
+        sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {text}\n")
+        sys.stderr.flush()
+
+
+class LiveDisplay:
+    """A few lines in place, drawn anew twice a second; endings stay above them."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._progress = Progress()
+        self._at = time.monotonic()
+        self.live = Live(get_renderable=self._drawn, console=Console(stderr=True), refresh_per_second=2, transient=True)
+
+    def update(self, progress: Progress, lines: Sequence[str]) -> None:
+        """See `Display`."""
+        self._progress, self._at = progress, time.monotonic()
+        for line in lines:
+            if line.endswith((": ok", ": cancelled")) or ": failed (" in line:
+                self.say(line)
+
+    def say(self, text: str) -> None:
+        """See `Display`."""
+        from rich.text import Text
+
+        self.live.console.print(Text(text), soft_wrap=True)
+
+    def _drawn(self) -> Text:
+        from rich.text import Text
+
+        # Called by Rich's thread: reads one reference to a frozen value.
+        return Text("\n".join(display(self._progress, time.monotonic() - self._at)), no_wrap=True, overflow="ellipsis")
+
+
+@contextmanager
+def progress_display() -> Iterator[Display]:
+    """The display that fits standard error."""
+    if not sys.stderr.isatty():
+        yield PlainDisplay()
+        return
+    shown = LiveDisplay()
+    with shown.live:
+        yield shown

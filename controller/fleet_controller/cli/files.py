@@ -1,0 +1,50 @@
+"""Owns `fleetctl init`, `schema` and `version`: files and facts that need no controller. Knows no content of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet_protos import __version__
+from fleet_protos.errors import ConfigError, ExitCode
+
+from fleet_controller.cli.console import Console
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """One of the three, by name."""
+    return {"init": _init, "schema": _schema, "version": _version}[arguments.command](arguments, console)
+
+
+def _init(arguments: argparse.Namespace, console: Console) -> int:
+    from fleet_controller.spec.template import fleet_template, job_template
+
+    folder = Path(arguments.folder)
+    files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}
+    taken = [str(path) for path in files if path.exists()]
+    if taken and not arguments.force:
+        raise ConfigError(f"{', '.join(taken)} exists already; nothing was written", "--force overwrites, or name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}", "name a folder that you may write to") from error
+    console.lines(f"wrote {path}" for path in files)
+    console.tell(f"next: fleetctl lint {folder / 'job.yaml'}")
+    return ExitCode.DONE
+
+
+def _schema(arguments: argparse.Namespace, console: Console) -> int:
+    from fleet_controller.spec.schema import job_schema
+
+    console.json(job_schema())
+    return ExitCode.DONE
+
+
+def _version(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.json:
+        console.json({"version": 1, "fleetctl": __version__})
+    else:
+        console.lines([f"fleetctl {__version__}"])
+    return ExitCode.DONE

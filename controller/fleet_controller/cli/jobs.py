@@ -1,0 +1,69 @@
+"""Owns `fleetctl ls`, `show`, `cancel` and `hosts`: ask the controller once, print. Waits for nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fleet_protos.errors import ExitCode
+
+from fleet_controller.cli.connect import connected
+from fleet_controller.cli.console import Console
+from fleet_controller.report.jobs import hosts_json, hosts_table, job_heading, jobs_json, jobs_table, show_json, trials_table
+from fleet_controller.report.screen import table_text
+from fleet_controller.report.values import Controller
+
+Verb = Callable[[Controller, argparse.Namespace, Console], Awaitable[None]]
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """One of the four, by name."""
+    return asyncio.run(_run(_VERBS[arguments.command], arguments, console))
+
+
+async def _run(verb: Verb, arguments: argparse.Namespace, console: Console) -> int:
+    async with connected(arguments) as controller:
+        await verb(controller, arguments, console)
+    return ExitCode.DONE
+
+
+async def _ls(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:
+    jobs = await controller.jobs()
+    if arguments.json:
+        console.json(jobs_json(jobs))
+    elif jobs:
+        console.text(table_text(jobs_table(jobs), console.width, console.colour))
+    else:
+        console.tell("no jobs yet: fleetctl run JOB starts one")
+
+
+async def _show(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:
+    detail = await controller.job(arguments.job)
+    if arguments.json:
+        console.json(show_json(detail))
+        return
+    console.lines([job_heading(detail.job), ""])
+    console.text(table_text(trials_table(detail.trials), console.width, console.colour))
+
+
+async def _cancel(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:
+    job = (await controller.job(arguments.job)).job
+    ended = await controller.cancel(job.job_id)
+    if arguments.json:
+        console.json({"version": 1, "job": job.job_id, "trials_cancelled": ended})
+    else:
+        console.lines([f"job {job.job_id}: {ended} trial{'' if ended == 1 else 's'} cancelled; servers are being stopped"])
+
+
+async def _hosts(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:
+    hosts = await controller.hosts()
+    if arguments.json:
+        console.json(hosts_json(hosts))
+    elif hosts:
+        console.text(table_text(hosts_table(hosts), console.width, console.colour))
+    else:
+        console.tell("no hosts yet")
+
+
+_VERBS: dict[str, Verb] = {"ls": _ls, "show": _show, "cancel": _cancel, "hosts": _hosts}

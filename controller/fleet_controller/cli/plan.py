@@ -1,0 +1,72 @@
+"""Owns `fleetctl plan`: show what a job would do. Starts nothing, decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleet_protos.errors import ExitCode
+
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.input import load
+from fleet_controller.cli.lint import finding_lines
+from fleet_controller.core.estimate import estimate, gpu_hours
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import Plan, Variant, make_plan
+from fleet_controller.report.comparison import duration_text
+from fleet_controller.report.screen import table_text
+from fleet_controller.report.table import Table
+from fleet_controller.spec.findings import in_order
+
+ANY_HOST = "this host"
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
+    loaded = load(arguments.file)
+    hosts = loaded.job.hosts.names or (ANY_HOST,)
+    plan = make_plan(loaded.job, hosts)
+    seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
+    if arguments.json:
+        console.json({"version": 1, **plan.to_json(), "estimate": {"minutes": seconds / 60, "gpu_hours": hours}})
+    else:
+        _print(plan, loaded.job, console)
+        console.lines([f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours (a guess, within a factor of two or three)"])
+    findings = in_order((*loaded.findings, *plan.findings))
+    console.tell(*finding_lines(findings, console))
+    return ExitCode.USER_MUST_EDIT if plan.is_refused else ExitCode.DONE
+
+
+def _print(plan: Plan, job: Job, console: Console) -> None:
+    simulated = f"simulated ×{job.engine.simulation.time_scale:g}" if job.engine.kind.name == "SIMULATED" else job.engine.kind.name.lower()
+    console.lines(
+        [
+            f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {len(plan.hosts)} hosts"
+            f" = {len(plan.trials)} trials · seed {plan.seed}",
+            f"workloads: {', '.join(plan.workloads)}",
+            "",
+        ]
+    )
+    console.text(table_text(_variants(plan), console.width, console.colour))
+    console.lines([""])
+    for host in plan.hosts:
+        for block in range(1, plan.blocks + 1):
+            order = [f"v{trial.variant.index}" for trial in plan.trials if (trial.host, trial.block) == (host, block)]
+            if order:
+                console.lines([f"{host}  block {block}: {' '.join(order)}"])
+
+
+def _variants(plan: Plan) -> Table:
+    """Each variant with the settings that not all variants share."""
+    settings = [_settings(variant) for variant in plan.variants]
+    shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
+    rows = tuple(
+        (f"v{variant.index}", variant.name, "baseline" if variant.is_baseline else "", str(variant.engine.gpus), " ".join(own))
+        for variant, all_own in zip(plan.variants, settings, strict=True)
+        for own in [[setting for setting in all_own if setting not in shared]]
+    )
+    return Table(("", "variant", "role", "GPUs", "what is its own"), rows, frozenset({"GPUs"}))
+
+
+def _settings(variant: Variant) -> list[str]:
+    arguments = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in variant.engine.args.items()]
+    return arguments + [f"{name}={value}" for name, value in variant.engine.env.items()]

@@ -1,0 +1,99 @@
+"""Owns the gRPC door from `fleetctl` to a controller: calls out, values in, status codes to errors. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+from fleet_protos.codec import from_proto
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.v1 import controller_pb2 as pb
+from fleet_protos.v1 import controller_pb2_grpc
+from grpc import aio
+
+from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+
+_TIMEOUT_S = 30.0
+_LARGEST_MESSAGE_BYTES = 256 << 20
+_ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
+    grpc.StatusCode.NOT_FOUND: ConfigError,
+    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Conflict,
+    grpc.StatusCode.ALREADY_EXISTS: Conflict,
+    grpc.StatusCode.UNAVAILABLE: HostUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HostUnreachable,
+    grpc.StatusCode.INTERNAL: Bug,
+    grpc.StatusCode.UNKNOWN: Bug,
+}
+T = TypeVar("T")
+
+
+class RemoteController:
+    """A controller behind a gRPC address. Use it as an async context manager."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = aio.insecure_channel(address, options=[("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)])
+        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = controller_pb2_grpc.ControllerServiceStub(self._channel)
+
+    async def __aenter__(self) -> RemoteController:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close(None)
+
+    async def submit(self, yaml: str, file_name: str) -> str:
+        """See `Controller`."""
+        answer = await self._asked(self._stub.SubmitJob(pb.SubmitJobRequest(yaml=yaml, file_name=file_name), timeout=_TIMEOUT_S))
+        return answer.job_id
+
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        """See `Controller`."""
+        answer = await self._asked(self._stub.ListJobs(pb.ListJobsRequest(), timeout=_TIMEOUT_S))
+        return tuple(from_proto(JobSummary, job) for job in answer.jobs)
+
+    async def job(self, job_id: str) -> JobDetail:
+        """See `Controller`."""
+        return from_proto(JobDetail, await self._asked(self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=_TIMEOUT_S)))
+
+    async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
+        """See `Controller`."""
+        try:
+            async for change in self._stub.WatchJob(pb.WatchJobRequest(job_id=job_id)):
+                yield from_proto(JobChange, change)
+        except aio.AioRpcError as error:
+            raise self._translated(error) from error
+
+    async def cancel(self, job_id: str) -> int:
+        """See `Controller`."""
+        answer = await self._asked(self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=_TIMEOUT_S))
+        return answer.trials_cancelled
+
+    async def hosts(self) -> tuple[HostStatus, ...]:
+        """See `Controller`."""
+        answer = await self._asked(self._stub.ListHosts(pb.ListHostsRequest(), timeout=_TIMEOUT_S))
+        return tuple(from_proto(HostStatus, host) for host in answer.hosts)
+
+    async def results(self, job_id: str) -> Results:
+        """See `Controller`."""
+        return from_proto(Results, await self._asked(self._stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=_TIMEOUT_S)))
+
+    async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
+        """See `Controller`."""
+        request = pb.GetTrialRequest(trial_id=trial_id, attempt=attempt, with_log=with_log)
+        return from_proto(TrialDetail, await self._asked(self._stub.GetTrial(request, timeout=_TIMEOUT_S)))
+
+    async def _asked(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except aio.AioRpcError as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: aio.AioRpcError) -> FleetError:
+        kind = _ERRORS.get(error.code(), Bug)
+        details = error.details() or error.code().name.lower()
+        if kind is HostUnreachable:
+            return HostUnreachable(f"the controller at {self._address} does not answer: {details}", "is `fleetctl up` running there?")
+        return kind(details)

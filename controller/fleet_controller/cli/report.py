@@ -1,0 +1,43 @@
+"""Owns `fleetctl report`: the verdict table in a form that other programs take. Computes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from fleet_protos.errors import ConfigError, ExitCode
+
+from fleet_controller.analysis.compare import Comparison
+from fleet_controller.cli.connect import connected
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.results import asked, compare_job
+from fleet_controller.report.comparison import csv_of, json_of, markdown_of
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Write the report to a file or to standard output."""
+    comparison = asyncio.run(_comparison(arguments))
+    text = _FORMATS[arguments.format](comparison)
+    if not arguments.output:
+        console.text(text)
+        return ExitCode.DONE
+    try:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {arguments.output}: {error.strerror}", "name a file that you may write") from error
+    console.tell(f"wrote {arguments.output}")
+    return ExitCode.DONE
+
+
+async def _comparison(arguments: argparse.Namespace) -> Comparison:
+    async with connected(arguments) as controller:
+        return await compare_job(controller, arguments.job, asked(arguments))
+
+
+def _json(comparison: Comparison) -> str:
+    return json.dumps(json_of(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+_FORMATS = {"csv": csv_of, "json": _json, "md": markdown_of}

@@ -1,0 +1,73 @@
+"""Owns the way from stored jobs to a comparison: which baseline, what was planned, on which engine. Computes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import dataclass, replace
+
+from fleet_protos.errors import ConfigError
+
+from fleet_controller.analysis.compare import Comparison, Conditions, compare, compare_jobs
+from fleet_controller.cli.connect import connected
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import make_variants
+from fleet_controller.report.values import Controller, Results
+from fleet_controller.spec.load import load_job
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user asked for; None and empty: as the job says."""
+
+    baseline: str = ""
+    confidence: float | None = None
+    margin: float | None = None
+
+
+def asked(arguments: argparse.Namespace) -> Asked:
+    """The options of `compare` and `report`."""
+    return Asked(arguments.baseline, arguments.confidence, arguments.margin)
+
+
+def compare_stored(arguments: argparse.Namespace) -> Comparison:
+    """One job against its baseline, or the second of two jobs against the first."""
+    return asyncio.run(_compared(arguments))
+
+
+async def _compared(arguments: argparse.Namespace) -> Comparison:
+    if arguments.b and arguments.baseline:
+        raise ConfigError("--baseline has no meaning between two jobs", "each variant of B is compared with the same variant of A")
+    async with connected(arguments) as controller:
+        if not arguments.b:
+            return await compare_job(controller, arguments.a, asked(arguments))
+        before, after = await controller.results(arguments.a), await controller.results(arguments.b)
+    job = _job_of(after)
+    confidence, margin = _question(job, asked(arguments))
+    return compare_jobs((_conditions(before), before.runs), (_conditions(after), after.runs), confidence, margin)
+
+
+async def compare_job(controller: Controller, job_id: str, wanted: Asked) -> Comparison:
+    """All variants of a job against its baseline, or against the one that the user names."""
+    results, detail = await controller.results(job_id), await controller.job(job_id)
+    job = _job_of(results)
+    variants = make_variants(job)
+    baseline = wanted.baseline or next(variant.name for variant in variants if variant.is_baseline)
+    confidence, margin = _question(job, wanted)
+    trials = {(trial.variant, trial.host) for trial in detail.trials}
+    hosts = sorted({host for _, host in trials})
+    planned = tuple((variant.name, host) for host in hosts for variant in variants if (variant.name, host) in trials)
+    return compare(results.runs, baseline, confidence, margin, replace(_conditions(results), planned=planned))
+
+
+def _job_of(results: Results) -> Job:
+    return load_job(results.yaml, f"{results.job.job_id}.yaml").job
+
+
+def _question(job: Job, wanted: Asked) -> tuple[float, float]:
+    confidence = job.measure.confidence if wanted.confidence is None else wanted.confidence
+    return confidence, job.margin if wanted.margin is None else wanted.margin
+
+
+def _conditions(results: Results) -> Conditions:
+    return Conditions(results.job.job_id, results.job.engine, results.job.time_scale)

@@ -1,0 +1,109 @@
+"""Owns what jobs, trials and hosts look like: tables and their JSON. Fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fleet_protos.trial import Outcome
+
+from fleet_controller.report.progress import engine_mark
+from fleet_controller.report.table import Table
+from fleet_controller.report.values import HostStatus, JobDetail, JobSummary, TrialStatus
+
+JSON_VERSION = 1
+
+
+def jobs_table(jobs: Sequence[JobSummary]) -> Table:
+    """One row a job."""
+    rows = tuple(
+        (job.job_id, job.state, f"{job.trials_over}/{job.trials}", engine_mark(job).strip(" ()") or job.engine, _when(job))
+        for job in jobs
+    )
+    return Table(("job", "state", "trials", "engine", "submitted (UTC)"), rows, frozenset({"trials"}))
+
+
+def jobs_json(jobs: Sequence[JobSummary]) -> dict[str, Any]:
+    """The `ls` contract of docs/json.md."""
+    return {"version": JSON_VERSION, "jobs": [job_json(job) for job in jobs]}
+
+
+def job_json(job: JobSummary) -> dict[str, Any]:
+    """One job as `ls`, `watch` and `submit` write it."""
+    return {
+        "job": job.job_id, "name": job.name, "state": job.state, "trials": job.trials, "trials_over": job.trials_over, "engine": job.engine,
+        "time_scale": job.time_scale, "submitted_unix_ns": job.submitted_unix_ns,
+    }  # fmt: skip
+
+
+def job_heading(job: JobSummary) -> str:
+    """One line about a job."""
+    engine = engine_mark(job).strip(" ()") or job.engine
+    return f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over · {engine}"
+
+
+def trials_table(trials: Sequence[TrialStatus]) -> Table:
+    """One row a trial."""
+    rows = tuple(
+        (
+            trial.trial_id, trial.variant, trial.host, str(trial.block), str(trial.attempt), trial.phase.name.lower(),
+            _outcome(trial) or "", str(trial.runs), trial.failure_class, trial.message,
+        )
+        for trial in trials
+    )  # fmt: skip
+    columns = ("trial", "variant", "host", "block", "attempt", "phase", "outcome", "runs", "failure", "message")
+    return Table(columns, rows, frozenset({"block", "attempt", "runs"})).without_empty("host", "outcome", "failure", "message")
+
+
+def show_json(detail: JobDetail) -> dict[str, Any]:
+    """The `show` contract of docs/json.md."""
+    return {
+        "version": JSON_VERSION,
+        "job": detail.job.job_id,
+        "state": detail.job.state,
+        "engine": detail.job.engine,
+        "time_scale": detail.job.time_scale,
+        "trials": [trial_json(trial) for trial in detail.trials],
+    }
+
+
+def trial_json(trial: TrialStatus) -> dict[str, Any]:
+    """One trial as `show` and `watch` write it."""
+    return {
+        "id": trial.trial_id, "variant": trial.variant, "host": trial.host, "block": trial.block, "attempt": trial.attempt,
+        "phase": trial.phase.name.lower(), "outcome": _outcome(trial), "failure_class": trial.failure_class or None,
+    }  # fmt: skip
+
+
+def hosts_table(hosts: Sequence[HostStatus]) -> Table:
+    """One row a host."""
+    rows = tuple(
+        (
+            host.host, host.state, str(host.gpus), str(host.simulated_gpus), host.version, host.address,
+            " ".join(f"{name}={value}" for name, value in sorted(host.labels.items())), host.message,
+        )
+        for host in hosts
+    )  # fmt: skip
+    columns = ("host", "state", "GPUs", "simulated GPUs", "agent", "address", "labels", "message")
+    return Table(columns, rows, frozenset({"GPUs", "simulated GPUs"})).without_empty("labels", "message")
+
+
+def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
+    """The `hosts` contract of docs/json.md."""
+    listed = [
+        {
+            "host": host.host, "address": host.address, "state": host.state, "gpus": host.gpus, "simulated_gpus": host.simulated_gpus,
+            "version": host.version, "labels": dict(host.labels), "message": host.message,
+        }
+        for host in hosts
+    ]  # fmt: skip
+    return {"version": JSON_VERSION, "hosts": listed}
+
+
+def _outcome(trial: TrialStatus) -> str | None:
+    return None if trial.outcome == Outcome.UNSPECIFIED else trial.outcome.name.lower()
+
+
+def _when(job: JobSummary) -> str:
+    return f"{datetime.fromtimestamp(job.submitted_unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"

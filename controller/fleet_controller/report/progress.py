@@ -1,0 +1,97 @@
+"""Owns the words of progress: what changed between two looks at a job, and the lines of a live display. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleet_protos.metrics import OUTPUT_TOK_S
+from fleet_protos.trial import Outcome, Phase, RunResult
+
+from fleet_controller.report.comparison import duration_text
+from fleet_controller.report.values import JobChange, JobSummary, TrialStatus
+
+_BAR_CELLS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was last seen of a job. `left_s` is wall seconds, 0 = unknown; `last` is the run that finished last."""
+
+    job: JobSummary = field(default_factory=JobSummary)
+    trials: Mapping[str, TrialStatus] = field(default_factory=dict)
+    left_s: float = 0.0
+    last: RunResult | None = None
+
+
+def finished_since(seen: Progress, change: JobChange) -> list[TrialStatus]:
+    """The trials of `change` that have finished a run which `seen` does not know."""
+    return [trial for trial in change.trials if trial.runs > _runs_before(seen, trial)]
+
+
+def advance(seen: Progress, change: JobChange, finished: Mapping[str, RunResult]) -> tuple[Progress, list[str]]:
+    """The new progress, and one line for each phase entered and each run finished. `finished`: trial id → its newest run."""
+    trials = dict(seen.trials)
+    lines: list[str] = []
+    for trial in change.trials:
+        lines += _lines(seen, trial, finished.get(trial.trial_id), change.job)
+        trials[trial.trial_id] = trial
+    newest = max(finished.values(), key=lambda run: run.started_unix_ns, default=seen.last)
+    return Progress(change.job, trials, change.left_s, newest), lines
+
+
+def _runs_before(seen: Progress, now: TrialStatus) -> int:
+    before = seen.trials.get(now.trial_id)
+    return before.runs if before and before.attempt == now.attempt else 0
+
+
+def _lines(seen: Progress, now: TrialStatus, run: RunResult | None, job: JobSummary) -> Iterable[str]:
+    before = seen.trials.get(now.trial_id)
+    name = f"{now.trial_id} ({now.variant}{f', attempt {now.attempt}' if now.attempt > 1 else ''})"
+    if now.runs > _runs_before(seen, now):
+        yield f"{name}: run {now.runs} finished{f', {run_text(run, job)}' if run else ''}"
+    is_new = before is None or before.attempt != now.attempt
+    if now.phase == Phase.OVER and (is_new or before is None or before.phase != Phase.OVER):
+        yield f"{name}: {ending_text(now)}"
+    elif now.phase > Phase.QUEUED and (is_new or before is None or before.phase != now.phase):
+        yield f"{name}: {now.phase.name.lower()}"
+
+
+def run_text(run: RunResult, job: JobSummary) -> str:
+    """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a number."""
+    if run.void:
+        return f"{run.workload} voided by {', '.join(gate.code for gate in run.gates)}"
+    return f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}"
+
+
+def ending_text(trial: TrialStatus) -> str:
+    """`ok`, `cancelled` or `failed (class): message`."""
+    if trial.outcome != Outcome.FAILED:
+        return trial.outcome.name.lower()
+    named = trial.failure_class or trial.kind.name.lower()
+    return f"failed ({named})" + (f": {trial.message}" if trial.message else "")
+
+
+def display(progress: Progress, since_s: float = 0.0) -> list[str]:
+    """The live display `since_s` after the last change: a bar with counts and time left, then a line for each trial that runs."""
+    job = progress.job
+    full = round(_BAR_CELLS * job.trials_over / job.trials) if job.trials else 0
+    parts = [f"{job.name or job.job_id} [{'█' * full}{'·' * (_BAR_CELLS - full)}] {job.trials_over}/{job.trials} trials"]
+    left_s = progress.left_s - since_s
+    if left_s > 0 and not job.is_over:
+        parts.append(f"about {duration_text(left_s / 60)} left")
+    if progress.last is not None:
+        parts.append(f"last run {run_text(progress.last, job)}")
+    running = [trial for trial in progress.trials.values() if Phase.QUEUED < trial.phase < Phase.OVER]
+    return [" · ".join(parts), *(_running(trial) for trial in running)]
+
+
+def engine_mark(job: JobSummary) -> str:
+    """` (simulated ×N)`, or nothing for a real engine."""
+    return f" (simulated ×{job.time_scale:g})" if job.engine == "simulated" else ""
+
+
+def _running(trial: TrialStatus) -> str:
+    runs = f", {trial.runs} run{'' if trial.runs == 1 else 's'}" if trial.runs else ""
+    attempt = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
+    return f"  {trial.host or '-'}  {trial.phase.name.lower():<10}  {trial.variant}  block {trial.block}{attempt}{runs}"

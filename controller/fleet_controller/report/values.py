@@ -1,0 +1,134 @@
+"""Owns what `fleetctl` shows of jobs, trials and hosts, as frozen values; field for field the contract's messages. Fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fleet_protos.events import Event
+from fleet_protos.trial import ErrorKind, Outcome, Phase
+
+from fleet_controller.analysis.launches import StoredRun
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One job as listed. `state`: queued, running, done, failed or cancelled."""
+
+    job_id: str = ""
+    name: str = ""
+    state: str = ""
+    submitted_unix_ns: int = 0
+    trials: int = 0
+    trials_over: int = 0
+    engine: str = ""
+    time_scale: float = 1.0
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing more will happen."""
+        return self.state in ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStatus:
+    """One trial in its newest attempt; `runs` are those finished in it."""
+
+    trial_id: str = ""
+    variant: str = ""
+    host: str = ""
+    block: int = 0
+    attempt: int = 0
+    phase: Phase = Phase.UNSPECIFIED
+    outcome: Outcome = Outcome.UNSPECIFIED
+    kind: ErrorKind = ErrorKind.NONE
+    failure_class: str = ""
+    message: str = ""
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One host as the controller sees it. `state`: connected or unreachable."""
+
+    host: str = ""
+    address: str = ""
+    state: str = ""
+    gpus: int = 0
+    simulated_gpus: int = 0
+    version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """A job with all its trials and the text it was submitted as."""
+
+    job: JobSummary = field(default_factory=JobSummary)
+    trials: tuple[TrialStatus, ...] = ()
+    yaml: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """One look at a job: at first with all trials, then with those that changed. `left_s`: wall seconds, 0 = unknown."""
+
+    job: JobSummary = field(default_factory=JobSummary)
+    trials: tuple[TrialStatus, ...] = ()
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All stored runs of a job."""
+
+    job: JobSummary = field(default_factory=JobSummary)
+    yaml: str = ""
+    runs: tuple[StoredRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDetail:
+    """One attempt of a trial: its events and, when asked for, the end of its server's log."""
+
+    status: TrialStatus = field(default_factory=TrialStatus)
+    events: tuple[Event, ...] = ()
+    server_log: str = ""
+
+
+class Controller(Protocol):
+    """What `fleetctl` asks of a controller, in this process or behind a socket. Raises FleetError kinds only."""
+
+    async def submit(self, yaml: str, file_name: str) -> str:
+        """Take a job; the result is its id. Raises ConfigError."""
+        ...
+
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        """All jobs, the newest first."""
+        ...
+
+    async def job(self, job_id: str) -> JobDetail:
+        """One job by its id or a unique start of it. Raises ConfigError when there is none."""
+        ...
+
+    def watch(self, job_id: str) -> AsyncIterator[JobChange]:
+        """What changes, until the job is over."""
+        ...
+
+    async def cancel(self, job_id: str) -> int:
+        """Cancel; the result counts the trials that this ended."""
+        ...
+
+    async def hosts(self) -> tuple[HostStatus, ...]:
+        """All hosts that the controller knows."""
+        ...
+
+    async def results(self, job_id: str) -> Results:
+        """Every stored run of a job."""
+        ...
+
+    async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
+        """One attempt of a trial, 0 = the newest. Raises ConfigError when there is none."""
+        ...
