@@ -29,7 +29,7 @@ bench: .venv/installed-dev ## overheads of fleetctl and the agent, as a table an
 	$(bin)/python benchmarks/overhead.py
 
 check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
-	$(bin)/ruff check --quiet . && $(bin)/mypy && $(bin)/lint-imports --no-logo
+	$(bin)/ruff check --quiet . && $(bin)/mypy && $(bin)/mypy benchmarks tools tests/conftest.py && $(bin)/lint-imports --no-logo
 	tools/protos.sh check && tools/buf_lint.sh && $(bin)/python tools/sizes.py
 
 fmt: .venv/installed-dev ## sort imports and apply ruff's safe fixes
