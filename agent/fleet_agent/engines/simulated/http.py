@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 MOST_HEADER_BYTES = 65536
 MOST_BODY_BYTES = 64 * 1024 * 1024
@@ -86,7 +87,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, serve: Callable[[Exchange], None], log: Callable[[Request, int], None]) -> None:
         self._serve = serve
         self._log = log
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self._received = bytearray()
         self._exchange: Exchange | None = None
         self._continued = False
@@ -94,8 +95,7 @@ class Connection(asyncio.Protocol):
         self._peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
+        self._transport = cast(asyncio.WriteTransport, transport)
         name = transport.get_extra_info("peername") or ("", 0)
         self._peer = f"{name[0]}:{name[1]}"
 
