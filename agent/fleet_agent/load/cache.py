@@ -1,0 +1,49 @@
+"""Owns the prefix cache of a server under test: flushes it before a run, and learns what the chat template keeps in it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Final
+
+from fleet_agent.load.body import PATHS, Target, body, http_request
+from fleet_agent.load.client import Endpoint
+from fleet_agent.load.decode import decode
+
+_TRIES: Final = 10
+_PAUSE_S: Final = 0.1
+_TIMEOUT_S: Final = 10.0
+
+
+async def flush(target: Target) -> bool:
+    """Empty the prefix cache of an SGLang server. False: it would not (it refuses while a request runs; asked again for a second)."""
+    endpoint = Endpoint(target.url)
+    try:
+        for _ in range(_TRIES):
+            exchange = await endpoint.exchange(http_request(target, "/flush_cache", None), _TIMEOUT_S)
+            if b" 200 " in b"".join(data for _, data in exchange.reads)[:16]:
+                return True
+            if exchange.failure:
+                return False
+            await asyncio.sleep(_PAUSE_S)
+    finally:
+        endpoint.close()
+    return False
+
+
+async def template_tokens(target: Target, api: str, timeout_s: float) -> int:
+    """Prompt tokens that any two requests share: those of the chat template, as the second of two probes finds them cached.
+
+    0 when the server does not report cached tokens or a probe failed: the run itself will tell of that.
+    """
+    endpoint = Endpoint(target.url)
+    found = 0
+    try:
+        for _ in range(2):
+            content = body(target, api, f"{secrets.token_hex(6)} Say one word.", 1)
+            exchange = await endpoint.exchange(http_request(target, PATHS[api], content), timeout_s)
+            response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure)
+            found = response.cached_tokens or 0
+    finally:
+        endpoint.close()
+    return found

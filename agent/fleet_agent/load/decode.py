@@ -1,0 +1,281 @@
+"""Owns the way from recorded reads of one answer to what it said; pure, never raises, never guesses a count.
+
+Shapes read: OpenAI chat and completions streams, and SGLang's /generate stream, as SGLang 0.5.23 writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from fleet_agent.load import framing
+from fleet_agent.load.records import ErrorName, Response
+
+_MOST = 2**31 - 1  # a count above this is nonsense
+_DETAIL = 300  # characters of a server's own words that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event: its data and the time of the read that completed it."""
+
+    ns: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What has been read of the events so far."""
+
+    outputs: list[tuple[int, str]] = field(default_factory=list)  # (ns, text) of each event that has a text field
+    counts: list[int | None] = field(default_factory=list)  # tokens so far, as said in that event
+    ids: list[int] = field(default_factory=list)  # token ids in that event (/generate)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    verify_ct: int | None = None
+    accept_length: float | None = None
+    finish_reason: str = ""
+    generate: bool = False
+    done: bool = False
+    error: tuple[str, str] = ("", "")
+
+
+def decode(reads: Sequence[tuple[int, bytes]], *, closed: bool, failure: str = "", detail: str = "") -> Response:
+    """Read a recorded answer. `closed`: the peer ended the connection; `failure`: what the client saw go wrong.
+
+    The client's failure stands only while the answer is incomplete: a connection reset after the last byte is no failure.
+    """
+    frame = framing.Framing()
+    pieces: list[tuple[int, bytes]] = []
+    for ns, data in reads:
+        pieces.extend((ns, piece) for piece in frame.feed(data))
+    if closed:
+        frame.close()
+    last_ns = reads[-1][0] if reads else 0
+    if frame.state == framing.BROKEN:
+        return Response(frame.status, last_ns=last_ns, error_kind=failure or ErrorName.MALFORMED, error_detail=frame.problem)
+    whole = frame.state == framing.ENDED
+    if frame.status not in (0, 200):
+        words = b"".join(piece for _, piece in pieces)[:_DETAIL].decode("utf-8", "replace")
+        return Response(frame.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=words)
+    reading = _read_events(events(pieces), has_content=bool(pieces))
+    kind, words = _verdict(reading, whole, failure, detail)
+    if not kind and not reads:
+        kind = ErrorName.RESET
+    return _response(reading, frame.status, last_ns, kind, words)
+
+
+def events(pieces: Sequence[tuple[int, bytes]]) -> list[Event]:
+    """The complete events of an SSE body (WHATWG: LF, CRLF or CR line ends, comments, several data lines); a cut last one is dropped."""
+    body = b"".join(piece for _, piece in pieces)
+    if b"\r" in body:
+        pieces, body = _plain_line_ends(pieces)
+    ends: list[int] = []
+    total = 0
+    for _, piece in pieces:
+        total += len(piece)
+        ends.append(total)
+    found: list[Event] = []
+    start = 0
+    while (end := body.find(b"\n\n", start)) >= 0:
+        data = _data_of(body[start:end])
+        if data:
+            found.append(Event(pieces[bisect_right(ends, end + 1)][0], data))
+        start = end + 2
+    return found
+
+
+def _plain_line_ends(pieces: Sequence[tuple[int, bytes]]) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Each CRLF or CR becomes LF, in the piece in which its first byte came."""
+    plain: list[tuple[int, bytes]] = []
+    after_cr = False
+    for ns, piece in pieces:
+        if not piece:
+            continue
+        text = piece[1:] if after_cr and piece.startswith(b"\n") else piece
+        after_cr = piece.endswith(b"\r")
+        plain.append((ns, text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")))
+    return plain, b"".join(piece for _, piece in plain)
+
+
+def _data_of(block: bytes) -> bytes:
+    lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def _read_events(found: Sequence[Event], *, has_content: bool) -> _Reading:
+    reading = _Reading()
+    for event in found:
+        if event.data == b"[DONE]":
+            reading.done = True
+            break
+        try:
+            content = json.loads(event.data)
+        except (ValueError, RecursionError):
+            reading.error = (ErrorName.MALFORMED, event.data[:_DETAIL].decode("utf-8", "replace"))
+            break
+        if not isinstance(content, dict):
+            reading.error = (ErrorName.MALFORMED, "an event is not a JSON object")
+            break
+        _read_one(reading, event.ns, content)
+        if reading.error[0]:
+            break
+    if not found and has_content:
+        reading.error = (ErrorName.MALFORMED, "the answer is no event stream")
+    return reading
+
+
+def _read_one(reading: _Reading, ns: int, content: Mapping[str, Any]) -> None:
+    if content.get("error"):
+        reading.error = (ErrorName.SERVER_ERROR, _text(_mapping(content["error"]).get("message")) or "an error in the stream")
+        return
+    meta = _mapping(content.get("meta_info"))
+    _read_meta(reading, meta)
+    _read_usage(reading, _mapping(content.get("usage")))
+    _read_extension(reading, _mapping(content.get("sglext")))
+    if "text" in content and "choices" not in content:
+        reading.generate = True
+        ids = content.get("output_ids")
+        reading.ids.append(len(ids) if isinstance(ids, list) else 0)
+        reading.outputs.append((ns, _text(content.get("text"))))
+        reading.counts.append(_count(meta.get("completion_tokens")))
+        return
+    choices = content.get("choices")
+    choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    if choice:
+        _read_meta(reading, _mapping(choice.get("meta_info")))
+        _read_finish(reading, choice.get("finish_reason"))
+        reading.outputs.append((ns, _choice_text(choice)))
+        reading.counts.append(_count(_mapping(content.get("usage")).get("completion_tokens")))
+
+
+def _read_meta(reading: _Reading, meta: Mapping[str, Any]) -> None:
+    if not meta:
+        return
+    _read_finish(reading, meta.get("finish_reason"))
+    _read_usage(reading, meta)
+    _read_speculation(reading, meta)
+    cached = _count(meta.get("cached_tokens"))
+    reading.cached_tokens = reading.cached_tokens if cached is None else cached
+
+
+def _read_usage(reading: _Reading, usage: Mapping[str, Any]) -> None:
+    for name in ("prompt_tokens", "completion_tokens"):
+        count = _count(usage.get(name))
+        if count is not None:
+            setattr(reading, name, count)
+    cached = _count(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    reading.cached_tokens = reading.cached_tokens if cached is None else cached
+
+
+def _read_extension(reading: _Reading, extension: Mapping[str, Any]) -> None:
+    details = extension.get("spec_tokens_details")
+    _read_speculation(reading, _mapping(details[0] if isinstance(details, list) and details else details))
+    ids = extension.get("output_ids")
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        reading.ids = [len(ids[0])]
+    cached = _mapping(extension.get("cached_tokens_details"))
+    if cached:
+        reading.cached_tokens = sum(_count(cached.get(name)) or 0 for name in ("device", "host", "storage"))
+
+
+def _read_speculation(reading: _Reading, source: Mapping[str, Any]) -> None:
+    steps = _count(source.get("spec_verify_ct"))
+    reading.verify_ct = reading.verify_ct if steps is None else steps
+    length = source.get("spec_accept_length")
+    if isinstance(length, float | int) and not isinstance(length, bool) and 0 < length < _MOST:
+        reading.accept_length = float(length)
+
+
+def _read_finish(reading: _Reading, reason: Any) -> None:
+    """A text in the OpenAI APIs, {"type": text} in /generate."""
+    if isinstance(reason, dict):
+        reason = reason.get("type")
+    if isinstance(reason, str) and reason:
+        reading.finish_reason = reason
+
+
+def _choice_text(choice: Mapping[str, Any]) -> str:
+    """Content, reasoning and tool calls are all output."""
+    delta = _mapping(choice.get("delta"))
+    texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("reasoning")]
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = _mapping(_mapping(call).get("function"))
+        texts += [function.get("name"), function.get("arguments")]
+    return "".join(_text(text) for text in texts)
+
+
+def _verdict(reading: _Reading, whole: bool, failure: str, detail: str) -> tuple[str, str]:
+    if reading.error[0]:
+        return reading.error
+    ended = reading.done or (whole and reading.finish_reason != "")
+    if not ended or not whole:
+        return failure or ErrorName.TRUNCATED, detail or "the answer ended before its end"
+    if reading.finish_reason == "abort":
+        return ErrorName.SERVER_ERROR, "the server aborted the request"
+    if reading.completion_tokens is None:
+        return ErrorName.NO_USAGE, "the server did not say how many tokens it wrote"
+    return "", ""
+
+
+def _response(reading: _Reading, status: int, last_ns: int, kind: str, detail: str) -> Response:
+    cumulative = reading.generate and _is_cumulative([text for _, text in reading.outputs])
+    times: list[int] = []
+    counts: list[int | None] = []
+    before = ""
+    for (ns, text), count in zip(reading.outputs, reading.counts, strict=True):
+        if text and not (cumulative and text == before):
+            times.append(ns)
+            counts.append(count)
+        before = text
+    texts = [text for _, text in reading.outputs]
+    own = max(reading.ids, default=0) if cumulative else sum(reading.ids)
+    return Response(
+        status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, reading.completion_tokens), last_ns=last_ns,
+        prompt_tokens=reading.prompt_tokens, completion_tokens=reading.completion_tokens, cached_tokens=reading.cached_tokens,
+        verify_ct=_verify_ct(reading), own_tokens=own or len(times), own_is_exact=own > 0,
+        finish_reason=reading.finish_reason,
+        text=(texts[-1] if texts else "") if cumulative else "".join(texts), error_kind=kind, error_detail=detail[:_DETAIL],
+    )  # fmt: skip
+
+
+def _is_cumulative(texts: Sequence[str]) -> bool:
+    """/generate repeats all text in each event, unless the server streams increments; a half character at the end may change."""
+    return all(later.startswith(text.rstrip("\ufffd")) for text, later in pairwise(texts))
+
+
+def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, ...] | None:
+    """Tokens of each chunk from the counts so far; tokens without text of their own go to the next chunk, the last ones to the last."""
+    known = [count for count in counts if count is not None]
+    if not known or len(known) != len(counts):
+        return None
+    if total is not None and total > known[-1]:
+        known[-1] = total
+    steps = tuple(later - earlier for earlier, later in zip([0, *known], known, strict=False))
+    return steps if min(steps) >= 0 else None
+
+
+def _verify_ct(reading: _Reading) -> int | None:
+    """Old servers give only the accept length, which is completion tokens / verify steps."""
+    if reading.verify_ct is None and reading.accept_length and reading.completion_tokens:
+        return max(1, round(reading.completion_tokens / reading.accept_length))
+    return reading.verify_ct or None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+

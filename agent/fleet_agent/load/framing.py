@@ -1,0 +1,156 @@
+"""Owns the framing of one HTTP/1.1 answer, fed piece by piece; never raises and never looks at the content."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_HEAD_LIMIT: Final = 64 * 1024
+_LINE_LIMIT: Final = 4096
+
+HEAD: Final = "head"
+CHUNKED: Final = "chunked"
+LENGTH: Final = "length"
+UNTIL_CLOSE: Final = "until_close"
+ENDED: Final = "ended"
+BROKEN: Final = "broken"
+
+
+class Framing:
+    """An incremental reader of one answer. `state` tells where it is; `feed` returns the content bytes of each piece."""
+
+    __slots__ = ("_left", "_rest", "_skip", "_trailer", "keep_alive", "problem", "state", "status")
+
+    def __init__(self) -> None:
+        self.state = HEAD
+        self.status = 0
+        self.keep_alive = True
+        self.problem = ""
+        self._rest = b""
+        self._left = 0  # content bytes still to come of this chunk or of the body
+        self._skip = 0  # bytes of the line end after a chunk still to come
+        self._trailer = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes of the connection; return the content they hold, in order. Bytes past the end break it."""
+        if self.state == HEAD:
+            data = self._read_head(data)
+        if self.state == CHUNKED:
+            return self._read_chunks(data)
+        if self.state == LENGTH:
+            return self._read_length(data)
+        if self.state == UNTIL_CLOSE:
+            return [data] if data else []
+        if data and self.state == ENDED:
+            self._break("bytes after the end of the answer")
+        return []
+
+    def close(self) -> bool:
+        """The connection has ended: True when that is where the answer ends, too."""
+        if self.state == UNTIL_CLOSE:
+            self.state = ENDED
+        return self.state == ENDED
+
+    def _break(self, problem: str) -> None:
+        self.state, self.problem, self.keep_alive = BROKEN, problem, False
+
+    def _read_head(self, data: bytes) -> bytes:
+        self._rest += data
+        end = self._rest.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._rest) > _HEAD_LIMIT:
+                self._break("no end of the HTTP headers in 64 KiB")
+            return b""
+        lines, rest = self._rest[:end].split(b"\r\n"), self._rest[end + 4 :]
+        self._rest = b""
+        parts = lines[0].split(b" ", 2)
+        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not (parts[1].isdigit() and len(parts[1]) == 3):
+            self._break("not an HTTP/1.1 answer")
+            return b""
+        self.status = int(parts[1])
+        if self.status < 200:  # an interim answer: the real one follows
+            return self._read_head(rest) if self.status != 101 else b""
+        self._choose_body(_headers(lines[1:]), parts[0])
+        return rest if self.state != BROKEN else b""
+
+    def _choose_body(self, headers: dict[bytes, bytes], version: bytes) -> None:
+        connection = headers.get(b"connection", b"").lower()
+        self.keep_alive = connection == b"keep-alive" if version == b"HTTP/1.0" else b"close" not in connection
+        if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
+            self.state = CHUNKED
+        elif b"content-length" in headers:
+            length = headers[b"content-length"]
+            if not length.isdigit() or len(length) > 15:
+                self._break("content-length is not a number")
+                return
+            self._left = int(length)
+            self.state = LENGTH if self._left else ENDED
+        elif self.status in (204, 304):
+            self.state = ENDED
+        else:
+            self.state, self.keep_alive = UNTIL_CLOSE, False
+
+    def _read_length(self, data: bytes) -> list[bytes]:
+        content = data[: self._left]
+        self._left -= len(content)
+        if not self._left:
+            self.state = ENDED
+            if len(data) > len(content):
+                self._break("more content than content-length says")
+        return [content] if content else []
+
+    def _read_chunks(self, data: bytes) -> list[bytes]:
+        data = self._rest + data
+        self._rest = b""
+        content: list[bytes] = []
+        at = 0
+        while self.state == CHUNKED:
+            if self._left:
+                piece = data[at : at + self._left]
+                at += len(piece)
+                self._left -= len(piece)
+                if piece:
+                    content.append(piece)
+                if self._left:
+                    return content
+            step = self._read_mark(data, at)
+            if step < 0:
+                self._rest = data[at:]
+                return content
+            at += step
+        if self.state == ENDED and at < len(data):
+            self._break("bytes after the end of the answer")
+        return content
+
+    def _read_mark(self, data: bytes, at: int) -> int:
+        """The bytes between two chunks from `at`: how many were taken, -1 when their end has not come yet."""
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            if len(data) - at > _LINE_LIMIT:
+                self._break("no end of a chunk's size line")
+                return 0
+            return -1
+        line = data[at:end]
+        if self._skip:
+            self._skip = 0
+            if line:
+                self._break("a chunk is longer than its size says")
+        elif self._trailer:
+            if not line:
+                self.state = ENDED
+        else:
+            self._start_chunk(line)
+        return end + 2 - at
+
+    def _start_chunk(self, line: bytes) -> None:
+        size = line.partition(b";")[0].strip()
+        if not size or len(size) > 12 or size.strip(b"0123456789abcdefABCDEF"):
+            self._break("a chunk's size is not a hexadecimal number")
+            return
+        self._left = int(size, 16)
+        self._trailer = self._left == 0
+        self._skip = 2 if self._left else 0
+
+
+def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
+    pairs = (line.partition(b":") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,97 @@
+"""Owns what agent and load process say to each other, one JSON object a line; imports neither Ray nor pyarrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from fleet_protos.trial import Slo, Workload
+
+WARM: Final = "warm"
+RUN: Final = "run"
+CANCEL: Final = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One piece of load against one server. `time_scale` > 1: the server is simulated and that much faster than its model."""
+
+    url: str
+    workload: Workload
+    seed: int = 1
+    run_index: int = 0
+    requests: int = 0  # of a warm-up; 0: chosen here
+    sglang: bool = True  # the server understands SGLang's own fields and /flush_cache
+    model: str = ""
+    token: str = ""
+    time_scale: float = 1.0
+    speculation: bool = False  # the variant asks for it
+    parquet: str = ""  # where the raw data goes; empty: it is not kept
+    metadata: Mapping[str, str] = field(default_factory=dict)  # into the raw file, as text: job, trial, attempt, variant
+    salt_scope: str = ""  # the job of an external server, which outlives campaigns; empty elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """The raw data of a run; an empty path: none was asked for."""
+
+    path: str = ""
+    sha256: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReply:
+    """One run in numbers; `metrics` and `duration_s` are model time, see `fleet_protos.metrics` and docs/metrics.md."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts
+    error_examples: Mapping[str, str] = field(default_factory=dict)  # by error kind, for people
+    cache_flushed: bool = False
+    requests_ok: int = 0
+    requests_failed: int = 0
+    output_tokens: int = 0
+    started_unix_ns: int = 0
+    duration_s: float = 0.0
+    parquet: ParquetFile = field(default_factory=ParquetFile)
+
+
+def request_line(number: int, operation: str, request: LoadRequest | None = None) -> bytes:
+    """The line that asks for `operation`; `number` names it in the answer."""
+    content = asdict(request) if request is not None else {}
+    return _line({"id": number, "op": operation} | content)
+
+
+def read_request(content: Mapping[str, Any]) -> LoadRequest:
+    """The request of a line that was read. Raises TypeError or ValueError for one that `request_line` did not write."""
+    values = {name: value for name, value in content.items() if name not in ("id", "op")}
+    workload = dict(values.pop("workload"))
+    workload["slo"] = Slo(**workload.get("slo", {}))
+    return LoadRequest(workload=Workload(**workload), **values)
+
+
+def reply_line(number: int, reply: LoadReply) -> bytes:
+    """The line of a finished run or warm-up."""
+    return _line({"id": number, "ok": asdict(reply)})
+
+
+def error_line(number: int, message: str) -> bytes:
+    """The line of one that could not be measured."""
+    return _line({"id": number, "error": message})
+
+
+def ready_line(ray_started_s: float, temporary: str) -> bytes:
+    """The first line: Ray runs. `temporary` is its folder, removed at the end."""
+    return _line({"ready": True, "ray_started_s": round(ray_started_s, 3), "temporary": temporary})
+
+
+def read_reply(content: Mapping[str, Any]) -> LoadReply:
+    """The reply of a line that was read."""
+    values = dict(content)
+    return LoadReply(parquet=ParquetFile(**values.pop("parquet")), **values)
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"

@@ -1,0 +1,274 @@
+"""Owns the agent's side of the load: starts the load process, asks it for runs, ends it and all that it started. Imports no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from fleet_protos.errors import LoadFailed
+
+from fleet_agent.load import messages
+from fleet_agent.load.messages import LoadReply, LoadRequest
+
+READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
+STOP_TIMEOUT_S: Final = 10.0
+_LINE_LIMIT: Final = 1 << 22
+_KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLoad:
+    """What finds a load process again after its agent died: its session and the start time that tells a reused id."""
+
+    session_id: int
+    start_ticks: int
+    temporary: str = ""
+
+
+@dataclass(slots=True)
+class _Running:
+    """One load process that was started."""
+
+    process: asyncio.subprocess.Process
+    recorded: RecordedLoad
+    log: Path
+    ready: asyncio.Future[float]
+    waiting: dict[int, asyncio.Future[LoadReply]]
+    reading: asyncio.Task[None] | None = None
+    ended: bool = False  # its stdout is at its end
+
+
+class LoadProcess:
+    """The one load process of an agent. All calls on one event loop; a process that died is started again at the next use."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._running: _Running | None = None
+        self._number = 0
+        self._turn = asyncio.Lock()  # starting and ending take turns: both await the process
+
+    @property
+    def recorded(self) -> RecordedLoad | None:
+        """What to write down about the process that runs; None when there is none."""
+        return self._running.recorded if self._running is not None else None
+
+    async def start(self, folder: Path) -> None:
+        """Start the process when none runs, and return at once: Ray needs some seconds, in which a server can load.
+
+        `folder` is the process's own: its log, and Python bytecode where the installation has none.
+        """
+        async with self._turn:
+            self._folder = folder
+            if not self._lives():
+                await self._launch(folder)
+
+    async def wait_ready(self) -> float:
+        """Wait for Ray; returns the seconds that its start took. Raises LoadFailed with the log's last lines when it did not start."""
+        running = await self._ensure()
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                return await asyncio.shield(running.ready)
+        except TimeoutError:
+            raise LoadFailed(f"Ray did not start in {READY_TIMEOUT_S:.0f} s", f"see {running.log}") from None
+
+    async def warm(self, request: LoadRequest) -> LoadReply:
+        """Send `request.requests` warm-up requests (0: chosen by the load), like `run` in all else."""
+        return await self._ask(messages.WARM, request)
+
+    async def run(self, request: LoadRequest) -> LoadReply:
+        """Measure one run. Raises LoadFailed when the load itself broke; failed requests are in the reply."""
+        return await self._ask(messages.RUN, request)
+
+    async def cancel(self) -> None:
+        """End the run in flight, whose `run` then raises LoadFailed("cancelled"). Harmless when there is none."""
+        running = self._running
+        if running is not None and running.process.stdin is not None:
+            for number in tuple(running.waiting):
+                with suppress(OSError):
+                    running.process.stdin.write(messages.request_line(number, messages.CANCEL))
+
+    async def stop(self) -> None:
+        """End the process and everything in its session: first by closing its stdin, then by SIGKILL. Harmless when it never ran."""
+        async with self._turn:
+            await self._end()
+
+    async def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        stdin = running.process.stdin
+        if stdin is not None:
+            stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await running.process.wait()
+        await end_leftover(running.recorded)
+        await running.process.wait()
+        if running.reading is not None:
+            await running.reading
+
+    async def _launch(self, folder: Path) -> _Running:
+        await self._end()
+        log = folder / "load.log"
+        argv = (sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder))
+        with _opened(log) as output:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
+                start_new_session=True, env=driver_env(os.environ, folder), limit=_LINE_LIMIT,
+            )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        recorded = RecordedLoad(process.pid, start_ticks(process.pid))
+        running = _Running(process, recorded, log, loop.create_future(), {})
+        running.reading = loop.create_task(_read(running))
+        self._running = running
+        return running
+
+    def _lives(self) -> bool:
+        running = self._running
+        return running is not None and running.process.returncode is None and not running.ended
+
+    async def _ensure(self) -> _Running:
+        """The process that runs, or a new one when it died."""
+        async with self._turn:
+            if self._running is not None and self._lives():
+                return self._running
+            if self._folder is None:
+                raise LoadFailed("the load process was never started")
+            return await self._launch(self._folder)
+
+    async def _ask(self, operation: str, request: LoadRequest) -> LoadReply:
+        await self.wait_ready()
+        running = await self._ensure()
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[LoadReply] = asyncio.get_running_loop().create_future()
+        running.waiting[number] = answer
+        orders = running.process.stdin
+        assert orders is not None
+        try:
+            orders.write(messages.request_line(number, operation, request))
+            await orders.drain()
+            return await asyncio.shield(answer)
+        except OSError as error:
+            raise LoadFailed(f"the load process died: {error}", f"see {running.log}") from error
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                orders.write(messages.request_line(number, messages.CANCEL))
+            raise
+        finally:
+            running.waiting.pop(number, None)
+
+
+async def _read(running: _Running) -> None:
+    """Hand each answer to whoever waits for it, until the process ends."""
+    assert running.process.stdout is not None
+    while line := await running.process.stdout.readline():
+        _take(running, json.loads(line))
+    running.ended = True
+    code = await running.process.wait()
+    _fail_all(running, f"the load process ended with exit code {code}")
+
+
+def _opened(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab")
+
+
+def _take(running: _Running, content: Mapping[str, Any]) -> None:
+    if content.get("ready"):
+        running.recorded = RecordedLoad(running.recorded.session_id, running.recorded.start_ticks, content["temporary"])
+        running.ready.set_result(float(content["ray_started_s"]))
+        return
+    answer = running.waiting.get(int(content["id"]))
+    if answer is None and not running.ready.done() and "error" in content:
+        _fail(running.ready, LoadFailed(content["error"], f"see {running.log}"))
+    elif answer is not None and not answer.done():
+        if "ok" in content:
+            answer.set_result(messages.read_reply(content["ok"]))
+        else:
+            _fail(answer, LoadFailed(content["error"], f"see {running.log}"))
+
+
+def _fail_all(running: _Running, message: str) -> None:
+    tail = log_tail(running.log)
+    error = LoadFailed(message + (f": {tail}" if tail else ""), f"see {running.log}")
+    if not running.ready.done():
+        _fail(running.ready, error)
+    for answer in running.waiting.values():
+        if not answer.done():
+            _fail(answer, error)
+
+
+def _fail(future: asyncio.Future[Any], error: LoadFailed) -> None:
+    future.set_exception(error)
+    future.exception()  # whoever waits gets it; when nobody does it is no unseen error
+
+
+def log_tail(log: Path) -> str:
+    """The last line of the load process's log, at most 300 characters."""
+    with suppress(OSError):
+        lines = log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
+        return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
+    return ""
+
+
+def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The whole environment of the load process: nothing of Ray's or Python's own switches comes from the agent's shell.
+
+    Ray starts eight Python processes: without compiled bytecode beside it that takes 8.5 s instead of 3.5 s (2 cores). So where the
+    installation has none (read-only, or never compiled) it is kept in `folder`.
+    """
+    env = {name: base[name] for name in _KEPT if name in base} | {"PYTHONUNBUFFERED": "1"}
+    spec = importlib.util.find_spec("ray")
+    if spec is not None and spec.origin is not None and not os.path.exists(importlib.util.cache_from_source(spec.origin)):
+        env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+    return env
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat: when the process began, in clock ticks since boot; 0 when it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
+
+
+async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
+    """Kill what is left of a recorded load process's session and remove its folder; returns the ids that were killed.
+
+    Only processes of that session are touched, and only when its leader is gone or is the one that was recorded.
+    """
+    killed: set[int] = set()
+    leader = start_ticks(recorded.session_id)
+    if leader in (0, recorded.start_ticks):
+        while left := _members(recorded.session_id):
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed.update(left)
+            await asyncio.sleep(0.02)
+    if recorded.temporary and Path(recorded.temporary).name.startswith("bf-"):
+        await asyncio.to_thread(shutil.rmtree, recorded.temporary, ignore_errors=True)
+    return tuple(sorted(killed))
+
+
+def _members(session_id: int) -> list[int]:
+    """Living processes of the session; zombies only wait for their parent and are not counted."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session_id and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found

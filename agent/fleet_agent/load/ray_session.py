@@ -1,0 +1,109 @@
+"""Owns the life of the local Ray that carries the load: loopback only, with a token, in a short folder of its own; measures nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+CORES: Final = 2  # workers for shards
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
+_SOCKET_ROOM: Final = 30  # a Unix socket's path has 107 bytes, Ray's own names take up to 77 of them
+
+# All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's own switch for "this node is
+# 127.0.0.1 and listens there only"; `_node_ip_address="127.0.0.1"` alone is turned into the host's address (seen in 2.60).
+SETTINGS: Final = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # the model's memory must not get the load's workers killed
+    "AUTOSCALER_METRIC_PORT": "0",  # any free one instead of one for the whole machine
+}
+
+
+class RaySession:
+    """One local Ray. Start it once in a process; its parts are children of this process and end with it."""
+
+    def __init__(self) -> None:
+        self.temporary = ""
+        self.started_s = 0.0
+        self._ray: Any = None
+
+    def start(self) -> Any:
+        """Start Ray and return its module; takes seconds. Raises RuntimeError or OSError when it cannot start."""
+        began = time.monotonic()
+        os.umask(0o077)
+        os.environ.update(SETTINGS)
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        self.temporary = tempfile.mkdtemp(prefix="bf-", dir=short_folder())
+        import ray  # here, because it reads its settings from the environment when imported
+
+        ray.init(
+            address="local", num_cpus=CORES, num_gpus=0, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
+            log_to_driver=False, logging_level=logging.WARNING, _temp_dir=self.temporary, _node_ip_address="127.0.0.1",
+        )  # fmt: skip
+        self._ray = ray
+        self.started_s = time.monotonic() - began
+        return ray
+
+    def stop(self) -> None:
+        """End Ray and remove its folder. Harmless when it never started."""
+        if self._ray is not None:
+            self._ray.shutdown()
+            self._ray = None
+        if self.temporary:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def short_folder() -> str:
+    """A folder whose path leaves room for Ray's sockets. Raises OSError when there is none."""
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if len(folder) <= _SOCKET_ROOM and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise OSError("no writable folder with a short path for Ray's sockets: set TMPDIR to one of at most 30 characters")
+
+
+async def wait_for_end_of_ray() -> str:
+    """Return the name of the first of Ray's own processes (raylet, gcs_server) that ends; they never should."""
+    names = {pid: name for pid, name in _children().items() if name in ("raylet", "gcs_server")}
+    if len(names) < 2:
+        return "raylet or gcs_server"
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+    descriptors = []
+    for pid, name in names.items():
+        descriptor = os.pidfd_open(pid)
+        descriptors.append(descriptor)
+        loop.add_reader(descriptor, _note, ended, name)
+    try:
+        return await ended
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+def _note(ended: asyncio.Future[str], name: str) -> None:
+    if not ended.done():
+        ended.set_result(name)
+
+
+def _children() -> dict[int, str]:
+    """Process name by id of this process's children."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            pid = int(entry.name)
+            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+            if int(rest.split()[1]) == os.getpid():
+                found[pid] = name
+    return found
