@@ -1,0 +1,68 @@
+"""Promises of progress: one line for each phase entered and each run finished, never a line twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet_controller.report.progress import Progress, advance, display, ending_text, finished_since
+from fleet_controller.report.values import JobChange, JobSummary, TrialStatus
+from fleet_protos.trial import ErrorKind, Gate, GateEffect, Outcome, Phase, RunResult
+
+JOB = JobSummary("demo-1a2b3c", "demo", "running", trials=6, trials_over=2, engine="simulated", time_scale=100)
+TRIAL = TrialStatus("demo-1a2b3c-b1-v2", "nccl=tuned", "box", 1, 1, Phase.LAUNCHING)
+RUN = RunResult(workload="single", index=1, metrics={"output_tok_s": 88.84})
+
+
+def seen(*trials: TrialStatus) -> Progress:
+    return advance(Progress(), JobChange(JOB, trials), {})[0]
+
+
+def lines(before: Progress, now: TrialStatus, *runs: RunResult) -> list[str]:
+    return advance(before, JobChange(JOB, (now,)), {now.trial_id: runs[-1]} if runs else {})[1]
+
+
+def test_each_phase_is_told_once() -> None:
+    measuring = replace(TRIAL, phase=Phase.MEASURING)
+    assert lines(seen(TRIAL), measuring) == ["demo-1a2b3c-b1-v2 (nccl=tuned): measuring"]
+    assert lines(seen(measuring), measuring) == []
+
+
+def test_queued_trials_are_not_told() -> None:
+    assert lines(Progress(), replace(TRIAL, phase=Phase.QUEUED)) == []
+
+
+def test_finished_run_is_told_with_its_rate_and_that_it_is_simulated() -> None:
+    before, now = replace(TRIAL, phase=Phase.MEASURING), replace(TRIAL, phase=Phase.MEASURING, runs=1)
+    assert finished_since(seen(before), JobChange(JOB, (now,))) == [now]
+    assert lines(seen(before), now, RUN) == ["demo-1a2b3c-b1-v2 (nccl=tuned): run 1 finished, single 88.8 tok/s (simulated ×100)"]
+    assert finished_since(seen(now), JobChange(JOB, (now,))) == []
+
+
+def test_voided_run_shows_its_gate_and_no_number() -> None:
+    voided = replace(RUN, gates=(Gate("short_output", GateEffect.VOID_RUN, ""),))
+    (line,) = lines(seen(replace(TRIAL, phase=Phase.MEASURING)), replace(TRIAL, phase=Phase.MEASURING, runs=1), voided)
+    assert line.endswith("run 1 finished, single voided by short_output")
+
+
+def test_new_attempt_starts_its_phases_anew() -> None:
+    failed = replace(TRIAL, phase=Phase.OVER, outcome=Outcome.FAILED, failure_class="oom_kv", message="no room", runs=3)
+    again = replace(TRIAL, attempt=2)
+    assert lines(seen(TRIAL), failed, RUN)[-1] == "demo-1a2b3c-b1-v2 (nccl=tuned): failed (oom_kv): no room"
+    assert lines(seen(failed), again) == ["demo-1a2b3c-b1-v2 (nccl=tuned, attempt 2): launching"]
+    assert finished_since(seen(failed), JobChange(JOB, (replace(again, runs=1),))) != []
+
+
+def test_failure_without_a_class_shows_its_kind() -> None:
+    assert ending_text(TrialStatus(outcome=Outcome.FAILED, kind=ErrorKind.AGENT_RESTARTED)) == "failed (agent_restarted)"
+
+
+def test_display_holds_counts_time_left_last_rate_and_the_running_trial() -> None:
+    progress, _ = advance(Progress(), JobChange(JOB, (replace(TRIAL, phase=Phase.WARMING),), left_s=300), {"x": RUN})
+    head, running = display(progress, since_s=60)
+    assert "2/6 trials · about 4 min left · last run single 88.8 tok/s (simulated ×100)" in head
+    assert "warming" in running
+    assert "nccl=tuned" in running
+
+
+def test_display_of_a_job_without_trials_does_not_divide_by_zero() -> None:
+    assert "0/0 trials" in display(Progress(JobSummary("a")))[0]
