@@ -1,0 +1,33 @@
+"""Owns the promise that one controller works in a state folder at a time. Never waits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet_protos.errors import ConfigError, Conflict
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock file while inside; the kernel lets go of it when the process dies. Raises Conflict, with the holder's pid."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot use the state folder {path.parent}: {error.strerror}", "choose another by --state DIR") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.read(file, 32).decode(errors="replace").strip() or "unknown"
+            hint = "fleetctl submit hands a job to a running `fleetctl up`; --state DIR keeps two apart"
+            raise Conflict(f"another fleetctl (pid {pid}) runs a controller in {path.parent}", hint) from error
+        os.ftruncate(file, 0)
+        os.write(file, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(file)
