@@ -199,7 +199,7 @@ def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]
     if not any(variant.is_baseline for variant in variants):
         message = "the baseline is excluded: nothing could be compared with it"
         yield job.finding("baseline_excluded", ERROR, "exclude", message, "exclude another, or choose another baseline")
-    if len(variants) == 1 and job.factors:
+    elif len(variants) == 1 and job.factors:
         yield job.finding("one_variant", INFO, "factors", "there is one variant: its speed is measured, nothing is compared", "add a level")
     yield from _equal_variants(job, variants)
     yield from _gpu_findings(job, variants)

@@ -9,7 +9,7 @@ from fleet_controller.spec import checks_engine
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import INFO, WARNING, Finding
 from fleet_controller.spec.models import Workload
-from fleet_controller.spec.prompts import BUILTIN_PROMPTS
+from fleet_controller.spec.prompts import BUILTIN_PROMPTS, PREFIX
 from fleet_controller.spec.reading import Reading
 
 
@@ -83,7 +83,7 @@ def _loop_of(reading: Reading, path: Path, workload: Workload) -> Iterator[Findi
     for key in ("arrivals", "duration") if closed and not opened else ("requests",) if opened and not closed else ():
         if getattr(workload, key) is not None:
             other = "rate" if closed else "concurrency"
-            message, hint = f"`{key}` belongs to a `{other}`", f"remove it, or use `{other}`"
+            message, hint = f"`{key}` belongs to `{other}`", f"remove it, or use `{other}`"
             yield reading.finding("wrong_loop", (*path, key), message, hint, at_key=True)
 
 
@@ -100,11 +100,14 @@ def _prompt_sets(reading: Reading) -> Iterator[Finding]:
         path = ("workloads", name, "prompts")
         if not reading.is_sound(path) or not reading.is_written(path):
             continue
-        scheme, _, chosen = workload.prompts.partition(":")
-        if scheme != "builtin" or chosen not in BUILTIN_PROMPTS:
-            near = get_close_matches(workload.prompts, [f"builtin:{known}" for known in BUILTIN_PROMPTS], n=1, cutoff=0.6)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(f'builtin:{known}' for known in BUILTIN_PROMPTS)}"
-            yield reading.finding("unknown_prompts", path, f"there are no prompts `{workload.prompts}`", hint)
+        known = [PREFIX + name for name in BUILTIN_PROMPTS]
+        if "random" in workload.prompts:
+            message = "random prompts are not offered: their output loops, which makes speculation look better than it is"
+            yield reading.finding("random_prompts", path, message, f"write one of {', '.join(known)}")
+        elif workload.prompts not in known:
+            near = get_close_matches(workload.prompts[:64], known, n=1, cutoff=0.6)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
+            yield reading.finding("unknown_prompts", path, f"there are no prompts `{workload.prompts[:64]}`", hint)
 
 
 def _runs_order(reading: Reading) -> Iterator[Finding]:

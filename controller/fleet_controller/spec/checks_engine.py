@@ -87,12 +87,12 @@ def _not_simulated(reading: Reading, path: Path) -> Finding:
 
 def _layers(reading: Reading, key: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Every `args` or `env` of the file with its path, the engine's first."""
-    if reading.is_sound(("engine", key)):
+    if reading.is_readable(("engine", key)):
         yield ("engine", key), getattr(reading.job.engine, key)
     for factor, levels in reading.job.factors.items():
         for level, content in levels.items():
             path = ("factors", factor, level, key)
-            if reading.is_sound(path):
+            if reading.is_readable(path):
                 yield path, getattr(content, key)
 
 

@@ -27,6 +27,7 @@ _DEEPEST = 50
 _WHOLE_LIMIT = 1 << 53  # a number travels as a double: beyond this it would change on the way
 _STANDARD = "tag:yaml.org,2002:"
 _MERGE = f"{_STANDARD}merge"
+_SCALARS = ("null", "bool", "int", "float", "timestamp", "str")
 # What the YAML library raises on text that is not YAML; found by fuzzing it.
 _NOT_YAML = (YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError, AssertionError, NotImplementedError)
 
@@ -52,6 +53,17 @@ class Document:
             if value:
                 return value
         return (1, 1)
+
+
+    def at(self, path: Path, otherwise: Any) -> Any:
+        """The value at `path`."""
+        value = self.value
+        for part in path:
+            try:
+                value = value[part]
+            except (LookupError, TypeError):
+                return otherwise
+        return value
 
 
 def dotted(path: Path) -> str:
@@ -91,7 +103,9 @@ def _syntax_finding(error: Exception, file: str) -> Finding:
         return Finding("tab", ERROR, file, line, column, "", "a tab stands where YAML wants spaces", "indent with spaces")
     context = getattr(error, "context", None)
     started = error.context_mark if isinstance(error, MarkedYAMLError) else None
-    since = f" ({context} that starts in line {started.line + 1})" if context and started else ""
+    since = f" ({context}, which starts in line {started.line + 1})" if context and started else ""
+    if "another document" in problem:
+        problem, since = "a second document starts here", ""
     return Finding("yaml_syntax", ERROR, file, line, column, "", f"not YAML: {problem}{since}", _syntax_hint(problem))
 
 
@@ -99,10 +113,11 @@ def _syntax_hint(problem: str) -> str:
     hints = {
         "mapping values are not allowed here": "check the indentation, and quote a value that holds `: `",
         "cannot start any token": "quote the value: some characters mean something to YAML at its start",
-        "another document": "one job a file: remove the `---` between them",
+        "second document": "one job a file: remove the `---` between them",
         "undefined alias": "define it with `&name` before `*name`, or quote a value that starts with `*`",
         "end of stream": "a quote is not closed",
         "<stream end>": "a bracket or a brace is not closed",
+        "expected ','": "a bracket or a brace is not closed, or a comma is missing",
         "<block end>": "check the indentation of this line against the one above",
     }
     return next((hint for words, hint in hints.items() if words in problem), "check this line and the one above it")
@@ -203,7 +218,7 @@ class _Reader:
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
         text = str(node.value)
         tag = _tag(node)
-        if not tag.startswith(_STANDARD):
+        if tag.removeprefix(_STANDARD) not in _SCALARS:
             return self._tell("yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it")
         if not self._is_sound_text(text, node, path):
             return None

@@ -47,15 +47,23 @@ _NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or di
 _JOB_NAME_HINT = "small letters, digits and dashes, at most 48, with a letter or digit first and last"
 
 
-def findings_of(error: ValidationError, document: Document) -> Iterator[tuple[Path, Finding]]:
-    """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest."""
+def findings_of(error: ValidationError, document: Document) -> Iterator[tuple[Path, Finding | None]]:
+    """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest.
+
+    None for the finding of a fault that only follows from what the document already tells.
+    """
     details = error.errors(include_url=False)
     for detail in details[:MOST_TOLD]:
         path = _path_in_file(detail, document.value)
-        yield path, _finding(detail, path, document)
+        yield path, None if _follows(detail, path, document) else _finding(detail, path, document)
     if len(details) > MOST_TOLD:
         left = len(details) - MOST_TOLD
         yield (), Finding("more_findings", INFO, document.file, 1, 1, "", f"{left} more faults are not shown", "mend these first")
+
+
+def _follows(detail: ErrorDetails, path: Path, document: Document) -> bool:
+    emptied = detail["type"] in ("missing", "too_short")
+    return any(path[: len(bad)] == bad or (emptied and bad[: len(path)] == path) for bad in document.broken)
 
 
 def _path_in_file(detail: ErrorDetails, value: Any) -> Path:
@@ -72,6 +80,8 @@ def _path_in_file(detail: ErrorDetails, value: Any) -> Path:
 
 
 def _finding(detail: ErrorDetails, path: Path, document: Document) -> Finding:
+    if detail["loc"][-1] != "[key]":  # a value that a validator has read already is told as it was written
+        detail = detail | {"input": document.at(path, detail["input"])}
     code, message, hint = _words(detail, path)
     at_key = detail["type"] in ("extra_forbidden", "missing", "too_short") or detail["loc"][-1] == "[key]"
     line, column = document.place(path, at_key=at_key)
@@ -81,7 +91,7 @@ def _finding(detail: ErrorDetails, path: Path, document: Document) -> Finding:
 def _words(detail: ErrorDetails, path: Path) -> tuple[str, str, str]:
     kind, context, name = detail["type"], detail.get("ctx", {}), dotted(path)
     if kind == "extra_forbidden":
-        return "unknown_key", f"`{_shown(path[-1])}` is not a key of {_of(path)}", _unknown_key_hint(path)
+        return "unknown_key", f"{_shown(path[-1])} is not a key of {_of(path)}", _unknown_key_hint(path)
     if kind == "missing":
         return "missing_key", f"`{path[-1]}` is missing from {_of(path)}", _missing_hint(path)
     if kind == "literal_error":
@@ -91,7 +101,7 @@ def _words(detail: ErrorDetails, path: Path) -> tuple[str, str, str]:
         return "bad_choice", message, f"did you mean `{near}`?" if near else f"write {context['expected']}".replace("'", "`")
     if kind == "string_pattern_mismatch":
         hint = _JOB_NAME_HINT if path == ("name",) else _NAME_HINT
-        return "bad_name", f"`{_shown(detail['input'])}` cannot be a name", hint
+        return "bad_name", f"{_shown(detail['input'])} cannot be a name", hint
     if kind in ("too_short", "string_too_short"):
         return "empty", f"`{name}` is empty", _empty_hint(path)
     return _value_words(detail, name)
@@ -181,5 +191,5 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else f"`{value}`" if isinstance(value, str) else str(value)
-    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 1]}…"
+    text = str(value).lower() if isinstance(value, bool) else f"`{value}`" if isinstance(value, str) else f"{value}"
+    return text if len(text) <= _LONGEST_KEY + 2 else f"{text[: _LONGEST_KEY - 1]}…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -17,7 +16,6 @@ from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_d
 from fleet_controller.spec.faults import findings_of
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors, in_order
 from fleet_controller.spec.models import JobFile
-from fleet_controller.spec.prompts import RANDOM_PROMPTS
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.resolve import resolve
 
@@ -73,7 +71,7 @@ def load_job(text: str | bytes, file_name: str) -> LoadedJob:
     found = [*document.findings, *faults, *check(reading)]
     job = resolve(reading.job, document)
     if not has_errors(finding for finding in found if finding.key.startswith(_SECTIONS_OF_VARIANTS)):
-        found.extend(_variant_findings(reading, job))
+        found.extend(variant_findings(job, make_variants(job)))
     if has_errors(found):
         raise JobRejected(found)
     return LoadedJob(job, content, file_name, in_order(found))
@@ -111,7 +109,7 @@ def _read_models(document: Document) -> tuple[Reading, list[Finding]]:
             return Reading(document, JobFile.model_validate(value), frozenset(broken)), found
         except ValidationError as error:
             told = list(findings_of(error, replace(document, value=value)))
-        found = found or [finding for _, finding in told]
+        found = found or [finding for _, finding in told if finding]
         broken.update(path for path, _ in told)
         for path, _ in told:
             value = _without(value, path, path)
@@ -134,15 +132,3 @@ def _without(value: Any, rest: Path, path: Path) -> Any:
 
 def _matches(path: Path, pattern: Path) -> bool:
     return len(path) == len(pattern) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True))
-
-
-def _variant_findings(reading: Reading, job: Job) -> Iterator[Finding]:
-    variants = make_variants(job)
-    yield from variant_findings(job, variants)
-    speculating = [variant for variant in variants if variant.engine.args.get("speculative_algorithm")]
-    free = [variant for variant in speculating if "SGLANG_SIMULATE_ACC_LEN" not in variant.engine.env]
-    for name, workload in reading.job.workloads.items():
-        if free and workload.prompts == RANDOM_PROMPTS:
-            message = f"random prompts make speculation look better than it is (`{free[0].name}`): their output loops"
-            hint = "use builtin:chat, or fix the acceptance with SGLANG_SIMULATE_ACC_LEN"
-            yield reading.finding("random_speculation", ("workloads", name, "prompts"), message, hint)

@@ -56,11 +56,19 @@ Rates = Annotated[
     Annotated[Rate, Tag("one")] | Annotated[tuple[Rate, ...], Tag("many"), Field(min_length=1)], Discriminator(_one_or_many)
 ]
 
-_EMPTY = BeforeValidator(lambda written: {} if written is None else written)  # `env:` with nothing below it
+
+
+def _or_nothing(shape: Any) -> BeforeValidator:
+    """`env:` with nothing below it means no variables."""
+    return BeforeValidator(lambda written: {} if written is None else written, json_schema_input_type=shape | None)
+
+
 _VARIABLE_SCHEMA = WithJsonSchema({"type": ["string", "number", "boolean", "null"]})
-Variables = Annotated[dict[str, Annotated[str | None, _VARIABLE_SCHEMA]], _EMPTY]
-Labels = Annotated[dict[str, Annotated[str, _VARIABLE_SCHEMA]], _EMPTY]
-Arguments = Annotated[dict[str, Any], _EMPTY]
+_Texts = dict[str, Annotated[str, _VARIABLE_SCHEMA]]
+_TextsOrNull = dict[str, Annotated[str | None, _VARIABLE_SCHEMA]]
+Variables = Annotated[_TextsOrNull, _or_nothing(_TextsOrNull)]
+Labels = Annotated[_Texts, _or_nothing(_Texts)]
+Arguments = Annotated[dict[str, Any], _or_nothing(dict[str, Any])]
 
 
 
@@ -134,7 +142,7 @@ class Level(Section):
     simulation: Simulation | None = Field(default=None, description="Knobs of the simulated engine to set.")
 
 
-Levels = Annotated[dict[Name, Annotated[Level, _EMPTY]], Field(min_length=1)]
+Levels = Annotated[dict[Name, Annotated[Level, _or_nothing(Level)]], Field(min_length=1)]
 
 
 class Slo(Section):

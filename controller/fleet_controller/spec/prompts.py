@@ -1,4 +1,4 @@
-"""Owns the names of the prompt sets that a workload may ask for, as the load side knows them; holds no prompt."""
+"""Owns the names of the prompt sets that a workload may ask for, the same as the load side has; holds no prompt."""
 
-BUILTIN_PROMPTS = ("chat", "code", "random")
-RANDOM_PROMPTS = "builtin:random"
+PREFIX = "builtin:"
+BUILTIN_PROMPTS = ("chat", "code", "reasoning", "summarise")

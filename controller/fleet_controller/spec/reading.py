@@ -23,6 +23,10 @@ class Reading:
         """True when nothing at, above or below any of `paths` is broken."""
         return not any(_related(path, bad) for path in paths for bad in self.broken)
 
+    def is_readable(self, path: Path) -> bool:
+        """True when what `job` holds at `path` is the user's, though parts of it may have been left out as broken."""
+        return not any(path[: len(bad)] == bad for bad in self.broken)
+
     def finding(self, code: str, path: Path, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
         """A finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)

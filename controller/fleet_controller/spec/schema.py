@@ -9,5 +9,14 @@ from fleet_controller.spec.models import JobFile
 
 def job_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job file. It accepts all that `load_job` accepts; rules that span keys are `lint`'s."""
-    schema = JobFile.model_json_schema(mode="validation")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+    schema: dict[str, Any] = _untitled(JobFile.model_json_schema(mode="validation"))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "benchfleet job"} | schema
+
+
+def _untitled(part: Any) -> Any:
+    """Without the titles that pydantic makes of the names of keys: an editor shows the descriptions instead."""
+    if isinstance(part, list):
+        return [_untitled(entry) for entry in part]
+    if isinstance(part, dict):
+        return {name: _untitled(entry) for name, entry in part.items() if name != "title" or not isinstance(entry, str)}
+    return part
