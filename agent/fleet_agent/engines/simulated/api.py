@@ -214,7 +214,7 @@ class Api:
         try:
             ask = read(requests.parse_body(exchange.request.body))
         except requests.Refused as refused:
-            error = {"object": "error", "message": str(refused), "type": REASONS[400], "param": None, "code": 400}
+            error = {"object": "error", "message": str(refused), "type": refused.kind, "param": None, "code": 400}
             exchange.send(400, dump(error))
             return
         if not self.ready:

@@ -215,7 +215,8 @@ class OpenAiReply:
         if told:
             frames += self._event([], usage=None, sglext=told)
         if self._telling.wanted.usage:
-            frames += self._event([], usage=usage(generation, self._telling))
+            counts = usage(generation, self._telling)
+            frames += self._event([], usage=counts if self._chat else {name: count for name, count in counts.items() if count is not None})
         return frames + DONE
 
     def whole(self, generation: Generation) -> bytes:

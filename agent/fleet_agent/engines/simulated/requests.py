@@ -15,7 +15,11 @@ _NATURAL_TOKENS_SPREAD = 600
 
 
 class Refused(Exception):
-    """The request is answered with 400 and this text."""
+    """The request is answered with 400 and this text; `kind` is SGLang's word for what was wrong."""
+
+    def __init__(self, message: str, kind: str = "BadRequestError") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,11 @@ def parse_body(body: bytes) -> dict[str, Any]:
         value = json.loads(body)
     except ValueError as error:
         where = getattr(error, "pos", 0)
-        raise Refused(f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}") from None
+        message = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}"
+        raise Refused(message, "Bad Request") from None
     if not isinstance(value, dict):
-        raise Refused("1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}")
+        message = "1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}"
+        raise Refused(message, "Bad Request")
     return value
 
 
