@@ -14,7 +14,7 @@ from fleet_agent.engines.simulated import requests
 from fleet_agent.engines.simulated.arguments import PLAIN_RUNNING_CAP
 from fleet_agent.engines.simulated.batching import Batching, Generation
 from fleet_agent.engines.simulated.exposition import Snapshot, exposition
-from fleet_agent.engines.simulated.http import REASONS, Exchange
+from fleet_agent.engines.simulated.http import Exchange
 from fleet_agent.engines.simulated.prefix import PrefixCache
 from fleet_agent.engines.simulated.replies import GenerateReply, OpenAiReply, Shape, Telling, dump
 from fleet_agent.engines.simulated.text import Words, entry
