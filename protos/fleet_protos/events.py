@@ -37,6 +37,7 @@ class ServerLaunched:
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     log_path: str = ""
+    boot_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

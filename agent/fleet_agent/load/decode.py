@@ -63,7 +63,7 @@ def decode(reads: Sequence[tuple[int, bytes]], *, closed: bool, failure: str = "
     if frame.status not in (0, 200):
         words = b"".join(piece for _, piece in pieces)[:_DETAIL].decode("utf-8", "replace")
         return Response(frame.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=words)
-    reading = _read_events(events(pieces), has_content=bool(pieces))
+    reading = _read_events(events(pieces), has_content=whole and bool(pieces))
     kind, words = _verdict(reading, whole, failure, detail)
     if not kind and not reads:
         kind = ErrorName.RESET
@@ -115,7 +115,7 @@ def _read_events(found: Sequence[Event], *, has_content: bool) -> _Reading:
             reading.done = True
             break
         try:
-            content = json.loads(event.data)
+            content = json.loads(event.data.decode())
         except (ValueError, RecursionError):
             reading.error = (ErrorName.MALFORMED, event.data[:_DETAIL].decode("utf-8", "replace"))
             break
@@ -134,29 +134,39 @@ def _read_one(reading: _Reading, ns: int, content: Mapping[str, Any]) -> None:
     if content.get("error"):
         reading.error = (ErrorName.SERVER_ERROR, _text(_mapping(content["error"]).get("message")) or "an error in the stream")
         return
-    meta = _mapping(content.get("meta_info"))
-    _read_meta(reading, meta)
-    _read_usage(reading, _mapping(content.get("usage")))
-    _read_extension(reading, _mapping(content.get("sglext")))
-    if "text" in content and "choices" not in content:
-        reading.generate = True
-        ids = content.get("output_ids")
-        reading.ids.append(len(ids) if isinstance(ids, list) else 0)
-        reading.outputs.append((ns, _text(content.get("text"))))
-        reading.counts.append(_count(meta.get("completion_tokens")))
-        return
+    if content.get("meta_info"):
+        _read_meta(reading, _mapping(content["meta_info"]))
+    if content.get("usage"):
+        _read_usage(reading, _mapping(content["usage"]))
+    if content.get("sglext"):
+        _read_extension(reading, _mapping(content["sglext"]))
     choices = content.get("choices")
-    choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
-    if choice:
-        _read_meta(reading, _mapping(choice.get("meta_info")))
-        _read_finish(reading, choice.get("finish_reason"))
-        reading.outputs.append((ns, _choice_text(choice)))
-        reading.counts.append(_count(_mapping(content.get("usage")).get("completion_tokens")))
+    if choices is None and "text" in content:
+        _read_generated(reading, ns, content)
+    elif isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        _read_choice(reading, ns, choices[0], content)
+
+
+def _read_generated(reading: _Reading, ns: int, content: Mapping[str, Any]) -> None:
+    """An event of /generate."""
+    ids = content.get("output_ids")
+    reading.generate = True
+    reading.ids.append(len(ids) if isinstance(ids, list) else 0)
+    reading.outputs.append((ns, _text(content.get("text"))))
+    reading.counts.append(_count(_mapping(content.get("meta_info")).get("completion_tokens")))
+
+
+def _read_choice(reading: _Reading, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """An event of an OpenAI stream that has a choice."""
+    if choice.get("meta_info"):
+        _read_meta(reading, _mapping(choice["meta_info"]))
+    if choice.get("finish_reason"):
+        _read_finish(reading, choice["finish_reason"])
+    reading.outputs.append((ns, _choice_text(choice)))
+    reading.counts.append(_count(_mapping(content.get("usage")).get("completion_tokens")))
 
 
 def _read_meta(reading: _Reading, meta: Mapping[str, Any]) -> None:
-    if not meta:
-        return
     _read_finish(reading, meta.get("finish_reason"))
     _read_usage(reading, meta)
     _read_speculation(reading, meta)
@@ -204,11 +214,14 @@ def _choice_text(choice: Mapping[str, Any]) -> str:
     """Content, reasoning and tool calls are all output."""
     delta = _mapping(choice.get("delta"))
     texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("reasoning")]
-    calls = delta.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = _mapping(_mapping(call).get("function"))
-        texts += [function.get("name"), function.get("arguments")]
-    return "".join(_text(text) for text in texts)
+    if delta.get("tool_calls"):
+        texts += _call_texts(delta["tool_calls"])
+    return "".join([text for text in texts if isinstance(text, str)])
+
+
+def _call_texts(calls: Any) -> list[Any]:
+    functions = [_mapping(_mapping(call).get("function")) for call in calls] if isinstance(calls, list) else []
+    return [function.get(name) for function in functions for name in ("name", "arguments")]
 
 
 def _verdict(reading: _Reading, whole: bool, failure: str, detail: str) -> tuple[str, str]:

@@ -681,12 +681,15 @@ class ServerLaunched(_message.Message):
     ARGV_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     LOG_PATH_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     session_id: _builtins.int
     start_ticks: _builtins.int
     """/proc/PID/stat field 22: tells a reused pid"""
     url: _builtins.str
     log_path: _builtins.str
+    boot_id: _builtins.str
+    """process ids of another boot mean nothing"""
     @_builtins.property
     def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -701,10 +704,11 @@ class ServerLaunched(_message.Message):
         argv: _abc.Iterable[_builtins.str] | None = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         log_path: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "env", b"env", "log_path", b"log_path", "pid", b"pid", "session_id", b"session_id", "start_ticks", b"start_ticks", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "boot_id", b"boot_id", "env", b"env", "log_path", b"log_path", "pid", b"pid", "session_id", b"session_id", "start_ticks", b"start_ticks", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,178 @@
+"""Owns the trials of one host: takes them, gives them GPUs, restores them after a restart, tells watchers. Speaks no gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from fleet_agent.core.allocation import Pool, release, take
+from fleet_agent.core.machine import Trial, replay
+from fleet_agent.errands import Errands, Tools
+from fleet_agent.journal import Journal
+from fleet_agent.metrics import AgentMetrics
+from fleet_agent.runner import TrialRunner
+from fleet_protos import events as ev
+from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.trial import EngineKind, Phase, TrialSpec
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Key = tuple[str, int]  # trial id, attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """GPUs by kind of engine: real ones, and those that a simulated server claims."""
+
+    real: Pool
+    simulated: Pool
+
+
+class Agent:
+    """All trials of this host. Touched only on its loop."""
+
+    def __init__(self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics) -> None:
+        self._artifact_root = folder / "artifacts"
+        self._load_folder = folder / "load"
+        self._journal = journal
+        self._tools = tools
+        self._pools = {EngineKind.SGLANG: pools.real, EngineKind.SIMULATED: pools.simulated}
+        self._metrics = metrics
+        self._runners: dict[Key, TrialRunner] = {}
+        self._known: set[Key] = set(journal.finished)
+        self._changed = asyncio.Event()
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._tasks: asyncio.TaskGroup | None = None
+        self.watchers = 0
+        self.quiet_since_s = time.monotonic()
+
+    @property
+    def artifact_root(self) -> Path:
+        """Where the files of all trials lie."""
+        return self._artifact_root
+
+    @property
+    def active(self) -> list[str]:
+        """TRIAL/ATTEMPT of each trial that is not over."""
+        return [f"{trial_id}/{attempt}" for trial_id, attempt in sorted(self._runners)]
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Restore what the journal holds, then serve until `stopping`; then cancel what runs and see it end."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._restore()
+            await stopping.wait()
+            for runner in self._runners.values():
+                runner.cancel("the agent is stopping")
+        await self._tools.load.stop()
+
+    def start(self, spec: TrialSpec) -> bool:
+        """Take a trial; True when this trial and attempt was known before. Raises Conflict when its GPUs are taken, ConfigError."""
+        key = (spec.trial_id, spec.attempt)
+        if key in self._known:
+            return True
+        if spec.engine.kind not in self._tools.engines:
+            raise ConfigError(f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host", "update the agent")
+        self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
+        return False
+
+    def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
+        """Ask a trial to end; False when it is not active."""
+        runner = self._runners.get((trial_id, attempt))
+        if runner is not None:
+            runner.cancel(reason or "cancelled")
+        return runner is not None
+
+    async def events(self, after_sequence: int) -> AsyncIterator[ev.Event]:
+        """Each event after that sequence number, then new ones for ever."""
+        self.watchers += 1
+        try:
+            while True:
+                changed = self._changed
+                for event in await self._on_disk(partial(self._read, after_sequence)):
+                    yield event
+                    after_sequence = event.sequence
+                await changed.wait()
+        finally:
+            self.watchers -= 1
+            self.quiet_since_s = time.monotonic()
+
+    def _read(self, after_sequence: int) -> list[ev.Event]:
+        return list(self._journal.events(after_sequence))
+
+    async def acknowledge(self, up_to_sequence: int) -> None:
+        """The controller has stored everything up to there."""
+        await self._on_disk(lambda: self._journal.acknowledge(up_to_sequence))
+
+    # Inside
+
+    def _take_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
+        pool = self._pools.get(spec.engine.kind)
+        if pool is None:
+            return ()
+        self._pools[spec.engine.kind], gpus = take(pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
+        return gpus
+
+    def _launch_runner(self, spec: TrialSpec, gpus: tuple[int, ...], first: ev.Body, trial: Trial | None = None) -> Errands:
+        if self._tasks is None:
+            raise Conflict("the agent is starting", "try again")
+        key = (spec.trial_id, spec.attempt)
+        folder = self._artifact_root / spec.trial_id / str(spec.attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        errands = Errands(spec, self._tools, gpus, folder)
+        runner = self._runners[key] = TrialRunner(spec, errands, self._record, trial)
+        self._known.add(key)
+        self._tasks.create_task(self._see_through(key, runner, first))
+        return errands
+
+    async def _see_through(self, key: Key, runner: TrialRunner, first: ev.Body) -> None:
+        try:
+            if isinstance(first, ev.TrialAccepted):
+                await self._tools.load.start(self._load_folder)  # Ray starts while the server loads
+            await runner.run(first)
+        finally:
+            del self._runners[key]
+            kind = runner.spec.engine.kind
+            if kind in self._pools:
+                self._pools[kind] = release(self._pools[kind], f"{key[0]}/{key[1]}")
+            self.quiet_since_s = time.monotonic()
+
+    async def _record(self, body: ev.Body, trial: Trial, cause: int) -> ev.Event:
+        spec, now = trial.spec, time.time_ns()
+        event = await self._on_disk(
+            lambda: self._journal.append(body, spec.trial_id, spec.attempt, cause=cause, phase=trial.phase, time_unix_ns=now)
+        )
+        self._metrics.record(event, spec)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return event
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _restore(self) -> None:
+        """End what an earlier process of this agent left unfinished: its servers are found by their recorded sessions."""
+        histories: dict[Key, list[ev.Event]] = {}
+        for event in self._journal.events(0):
+            histories.setdefault((event.trial_id, event.attempt), []).append(event)
+        for key, history in histories.items():
+            self._known.add(key)
+            if history[-1].phase != Phase.OVER:
+                self._end_unfinished(history)
+
+    def _end_unfinished(self, history: list[ev.Event]) -> None:
+        trial = replay(history)
+        spec = trial.spec
+        log.warning("trial %s attempt %s was unfinished: ending it", spec.trial_id, spec.attempt)
+        message = "the agent was restarted while the trial ran"
+        errands = self._launch_runner(spec, self._take_gpus(spec), ev.AgentRestarted(message), trial)
+        launched = next((event.body for event in reversed(history) if isinstance(event.body, ev.ServerLaunched)), None)
+        if launched is not None:
+            errands.adopt(launched)

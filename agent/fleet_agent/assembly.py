@@ -1,0 +1,73 @@
+"""Owns the making of the agent's parts from its flags; runs none of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
+
+from fleet_agent import telemetry
+from fleet_agent.agent import Agent, Pools
+from fleet_agent.core.allocation import Pool
+from fleet_agent.engines.catalogue import ENGINES
+from fleet_agent.errands import Tools
+from fleet_agent.journal import Journal
+from fleet_agent.load.process import LoadProcess
+from fleet_agent.metrics import AgentMetrics
+from fleet_agent.ports import Ports
+from fleet_agent.service import AgentService
+from fleet_agent.supervisor import Supervisor
+from fleet_protos.errors import ConfigError
+from fleet_protos.sockets import bind, listen_address
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
+
+_OPTIONS = [("grpc.max_concurrent_streams", 512), ("grpc.max_receive_message_length", 16 << 20)]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A whole agent, not yet running."""
+
+    agent: Agent
+    server: aio.Server
+    journal: Journal
+    address: str
+    host: str
+
+
+async def assemble(options: argparse.Namespace) -> Parts:
+    """Build everything. Raises ConfigError for bad flags, Conflict when the state folder or the address is in use."""
+    state: Path = options.state.absolute()
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    host = options.host_name or telemetry.host_name()
+    gpus = options.gpus if options.gpus >= 0 else telemetry.gpu_count()
+    journal = Journal.open(state / "journal")
+    fingerprint = await asyncio.to_thread(telemetry.fingerprint)
+    tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, fingerprint)
+    pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(options.simulated_gpus))))
+    agent = Agent(state, journal, tools, pools, AgentMetrics(host, options.metrics_port))
+    about = agent_pb2.DescribeResponse(
+        host=host, gpus=gpus, simulated_gpus=options.simulated_gpus, labels=_labels(options.label), fingerprint=fingerprint
+    )
+    server = aio.server(options=_OPTIONS)
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about), server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    address = bind(server, options.listen or listen_address(state, "agent"))
+    return Parts(agent, server, journal, address, host)
+
+
+def _labels(pairs: list[str]) -> dict[str, str]:
+    labels = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--label {pair!r} is not KEY=VALUE", "write for example --label gpu=h200")
+        labels[key] = value
+    return labels

@@ -1,0 +1,78 @@
+"""Owns the files of a trial: server log, metrics, raw runs, with their digests. Names never leave the artifact folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import urllib.request
+from pathlib import Path
+
+from fleet_protos.errors import ConfigError
+from fleet_protos.trial import Artifact
+
+_TAIL_BYTES = 4096
+_SCRAPE_LIMIT_BYTES = 4 << 20
+_SCRAPE_TIMEOUT_S = 5.0
+
+
+def safe(name: str) -> str:
+    """A workload's name as a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def tail(path: Path, limit: int = _TAIL_BYTES) -> str:
+    """The last whole lines of a file, at most `limit` bytes; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            size = file.tell()
+            file.seek(max(0, size - limit))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text if size <= limit else text.partition("\n")[2]
+
+
+def artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
+    """The artifact of a file below `root`; its digest is computed unless given."""
+    if not sha256:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Artifact(path.relative_to(root).as_posix(), sha256, path.stat().st_size)
+
+
+def gather(folder: Path, root: Path) -> tuple[Artifact, ...]:
+    """The server's own files. Raw runs are named by their RunFinished and not repeated here. The log is frozen as a copy."""
+    found = []
+    log = folder / "server.log"
+    if log.is_file():
+        frozen = folder / "server-log.txt"
+        frozen.write_bytes(log.read_bytes())  # the server may still write to its log while it is being fetched
+        found.append(artifact(frozen, root))
+    if (folder / "metrics.txt").is_file():
+        found.append(artifact(folder / "metrics.txt", root))
+    return tuple(found)
+
+
+async def scrape(url: str, target: Path) -> None:
+    """Keep the server's /metrics as they are now; a server that does not answer leaves no file."""
+
+    def fetch() -> bytes:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as answer:
+            content: bytes = answer.read(_SCRAPE_LIMIT_BYTES)
+            return content
+
+    try:
+        content = await asyncio.to_thread(fetch)
+    except (OSError, ValueError):
+        return
+    target.write_bytes(content)
+
+
+def resolve(root: Path, name: str) -> Path:
+    """The file of an artifact name. Raises ConfigError for a name that leads out of `root` or to nothing."""
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()) or not path.is_file():
+        raise ConfigError(f"no artifact {name!r}", "names are TRIAL/ATTEMPT/FILE as told by events")
+    return path

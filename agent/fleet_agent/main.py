@@ -1,0 +1,79 @@
+"""Owns the start and the stop of `fleet-agent`: reads its flags, builds the parts in order, ends them in reverse."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+from fleet_protos import __version__
+from fleet_protos.errors import ExitCode, FleetError
+
+log = logging.getLogger(__name__)
+
+_LINGER_LOOK_S = 1.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of `fleet-agent`."""
+    parse = argparse.ArgumentParser(prog="fleet-agent", description="The daemon of one host: launches servers, proves, measures, journals.")
+    parse.add_argument("--version", action="version", version=f"fleet-agent {__version__}")
+    parse.add_argument("--state", type=Path, required=True, help="folder of its journal and artifacts")
+    parse.add_argument("--listen", default="", help="unix:PATH or 127.0.0.1:PORT (default: a socket in the state folder)")
+    parse.add_argument("--host-name", default="", help="name of this host in jobs and results (default: its own)")
+    parse.add_argument("--gpus", type=int, default=-1, help="GPUs that trials may use (default: all that the driver shows)")
+    parse.add_argument("--simulated-gpus", type=int, default=8, help="GPUs that simulated servers may claim (default: 8)")
+    parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
+    parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
+    parse.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on 127.0.0.1 (default: none)")
+    return parse
+
+
+def main() -> int:
+    """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
+    options = parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(_serve(options))
+    except FleetError as error:
+        print(f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
+        return error.exit_code
+    return ExitCode.DONE
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    from fleet_agent.assembly import assemble  # noqa: PLC0415 - flags and --version answer without gRPC
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    parts = await assemble(options)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(parts.agent.run(stopping))
+        await parts.server.start()
+        log.info("listening on %s as host %s", parts.address, parts.host)
+        if options.linger > 0:
+            tasks.create_task(_end_when_lonely(parts.agent, options.linger, stopping))
+        await stopping.wait()
+    await parts.server.stop(grace=1.0)
+    parts.journal.close()
+    log.info("stopped")
+
+
+async def _end_when_lonely(agent, linger_s: float, stopping: asyncio.Event) -> None:  # type: ignore[no-untyped-def]
+    """A local agent whose controller was killed ends its trials, waits for another controller, then goes."""
+    while not stopping.is_set():
+        await asyncio.sleep(_LINGER_LOOK_S)
+        lonely_s = time.monotonic() - agent.quiet_since_s
+        if not agent.watchers and not agent.active and lonely_s > linger_s:
+            log.info("no controller and no trial for %.0f s", lonely_s)
+            stopping.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

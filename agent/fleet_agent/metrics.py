@@ -1,0 +1,24 @@
+"""Owns what the agent shows to Prometheus: its trials by phase and outcome, and the last run of each series. Labels are bounded."""
+
+from __future__ import annotations
+
+from fleet_protos import events as ev
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import TrialSpec
+
+
+class AgentMetrics:
+    """Counts what the journal records; serves it on loopback when a port was given."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self.series = RunSeries()
+        if port:
+            self.series.serve(port)
+
+    def record(self, event: ev.Event, spec: TrialSpec) -> None:
+        """Take one journalled event into the series."""
+        outcome = event.body.outcome if isinstance(event.body, ev.TrialOver) else None
+        self.series.trial(f"{spec.trial_id}/{spec.attempt}", event.phase, outcome)
+        if isinstance(event.body, ev.RunFinished):
+            self.series.run(spec, event.body.run, self._host)

@@ -1,0 +1,176 @@
+"""Owns the reading of /proc: which processes belong to a server that was launched here. Signals none, and never goes by a name.
+
+A process belongs to a server when one of these holds, and a number that the kernel gave away again is never mistaken for it:
+- it is in the recorded session, and the session is shown to be ours: its leader has the recorded start time, or a member bears a mark;
+- it bears a mark: the launch token in its environment, or the server's log as its output (scheduler children overwrite their environment);
+- it descends from such a process, or is in a session that such a process leads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN_VARIABLE = "BENCHFLEET_LAUNCH"
+
+_PROC = Path("/proc")
+_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
+_DEAD = frozenset("ZXx")  # a zombie holds nothing: it only waits for its parent
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """A launched server, as an event or a journal can hold it. An empty text is not known; `start_ticks` 0: the leader was gone at once."""
+
+    pid: int
+    session_id: int
+    start_ticks: int  # field 22 of /proc/PID/stat
+    token: str = ""
+    log_path: str = ""
+    boot_id: str = ""  # ids of processes of another boot mean nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """One process at one moment; the fields are those of proc_pid_stat(5)."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    start_ticks: int
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie."""
+        return self.state not in _DEAD
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.name}) in state {self.state}, session {self.session}"
+
+
+def boot_id() -> str:
+    """Of the running kernel; empty when it cannot be read."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """The process, zombies too; None when there is none."""
+    try:
+        return parse_stat((_PROC / str(pid) / "stat").read_bytes())
+    except OSError:
+        return None
+
+
+def parse_stat(line: bytes) -> ProcessStat:
+    """From the content of /proc/PID/stat. The name stands in brackets and may hold blanks and brackets itself."""
+    head, _, tail = line.rpartition(b")")
+    pid, _, name = head.partition(b"(")
+    fields = tail.split()
+    parent, group, session = (int(text) for text in fields[1:4])
+    return ProcessStat(int(pid), name.decode(errors="replace"), fields[0].decode(), parent, group, session, int(fields[19]))
+
+
+def all_processes() -> dict[int, ProcessStat]:
+    """Every process that can be seen, by id, zombies too."""
+    found = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdigit())
+    return {process.pid: process for process in found if process}
+
+
+def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
+    """The living processes whose session has this id, whoever's it is."""
+    return tuple(process for process in all_processes().values() if process.session == session_id and process.alive)
+
+
+def members_of(session: RecordedSession) -> tuple[ProcessStat, ...]:
+    """The living processes that belong to the recorded server; see the head of this file."""
+    if session.boot_id and session.boot_id != boot_id():
+        return ()
+    seen = all_processes()
+    seen.pop(os.getpid(), None)
+    marked = {process.pid for process in seen.values() if process.start_ticks >= session.start_ticks and _is_marked(process, session)}
+    return tuple(seen[pid] for pid in sorted(_belonging(seen, marked, session)) if seen[pid].alive)
+
+
+def doubtful_of(session: RecordedSession) -> tuple[ProcessStat, ...]:
+    """Own living processes in the recorded session that cannot be shown to be ours: its leader is gone and none bears a mark."""
+    if session.boot_id and session.boot_id != boot_id():
+        return ()
+    seen = all_processes()
+    if session.session_id in seen:
+        return ()
+    proven = {process.pid for process in members_of(session)}
+    return tuple(
+        process
+        for process in seen.values()
+        if process.session == session.session_id and process.alive and process.pid not in proven and _is_own(process.pid)
+    )
+
+
+def session_with_token(token: str) -> RecordedSession | None:
+    """The server that bears this launch token, by its oldest process; None when there is none."""
+    wanted = RecordedSession(0, 0, 0, token)
+    bearers = [process for process in all_processes().values() if process.alive and _is_marked(process, wanted)]
+    if not bearers:
+        return None
+    oldest = min(bearers, key=lambda process: (process.session != process.pid, process.start_ticks, process.pid))
+    leader = read_stat(oldest.session)
+    return RecordedSession(oldest.session, oldest.session, leader.start_ticks if leader else 0, token, boot_id=boot_id())
+
+
+def _belonging(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession) -> set[int]:
+    ours = {pid for pid in marked if pid in seen}
+    leader = seen.get(session.session_id)
+    same_leader = leader is not None and session.start_ticks > 0 and leader.start_ticks == session.start_ticks
+    marks_inside = leader is None and any(seen[pid].session == session.session_id for pid in ours)
+    if same_leader or marks_inside:
+        ours |= {pid for pid, process in seen.items() if process.session == session.session_id}
+    while new := set(_followers(seen, ours)) - ours:
+        ours |= new
+    return ours
+
+
+def _followers(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]:
+    """Children of ours, and members of sessions that ours lead."""
+    for pid, process in seen.items():
+        leader = seen.get(process.session)
+        if process.parent in ours or (leader is not None and leader.pid in ours and leader.session == leader.pid):
+            yield pid
+
+
+def _is_marked(process: ProcessStat, session: RecordedSession) -> bool:
+    if process.pid == os.getpid() or not process.alive or not _is_own(process.pid):
+        return False
+    return (bool(session.token) and _bears(process.pid, session.token)) or (
+        bool(session.log_path) and session.log_path in _outputs(process.pid)
+    )
+
+
+def _is_own(pid: int) -> bool:
+    try:
+        return (_PROC / str(pid)).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _bears(pid: int, token: str) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{TOKEN_VARIABLE}={token}".encode() in environment.split(b"\0")
+
+
+def _outputs(pid: int) -> Iterator[str]:
+    for descriptor in ("1", "2"):
+        try:
+            yield os.readlink(_PROC / str(pid) / "fd" / descriptor)
+        except OSError:
+            continue

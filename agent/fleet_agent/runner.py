@@ -1,0 +1,119 @@
+"""Owns the course of one trial: feeds events to the machine, journals them, then carries out its effects. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from fleet_agent.core import effects as fx
+from fleet_agent.core.machine import Trial, accepts, new_trial, step
+from fleet_agent.errands import Errands
+from fleet_protos import events as ev
+from fleet_protos.errors import Bug, ErrorKind, FleetError
+from fleet_protos.trial import Outcome, Phase, TrialSpec
+
+log = logging.getLogger(__name__)
+
+# Appends to the journal and tells the watchers; returns the event as recorded.
+Record = Callable[[ev.Body, Trial, int], Awaitable[ev.Event]]
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What happened and was not yet stepped: (body, sequence of its cause)."""
+
+    queue: asyncio.Queue[tuple[ev.Body, int]] = field(default_factory=asyncio.Queue)
+
+    def put(self, body: ev.Body, cause: int = 0) -> None:
+        self.queue.put_nowait((body, cause))
+
+
+class TrialRunner:
+    """One trial from `TrialAccepted` to `TrialOver`; the only owner of its state."""
+
+    def __init__(self, spec: TrialSpec, errands: Errands, record: Record, trial: Trial | None = None) -> None:
+        self.spec = spec
+        self.trial = trial or new_trial(spec)
+        self._errands = errands
+        self._record = record
+        self._inbox = _Inbox()
+        self._in_flight: asyncio.Task[None] | None = None
+
+    def cancel(self, reason: str) -> None:
+        """Ask the trial to end; harmless when it is over."""
+        self._inbox.put(ev.CancelRequested(reason))
+
+    async def run(self, first: ev.Body) -> None:
+        """From `first` (TrialAccepted, or AgentRestarted for a trial found in the journal) to the end; never raises."""
+        self._inbox.put(first)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while self.trial.phase != Phase.OVER:
+                    body, cause = await self._inbox.queue.get()
+                    await self._advance(body, cause, tasks)
+                self._errands.forget()
+        except* Exception as broken:  # a top loop: whatever broke, the server must end and the trial must say so
+            log.exception("trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken)
+            await self._give_up(broken.exceptions[0])
+
+    async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
+        if not accepts(self.trial, body):
+            log.info("trial %s: %s came too late, dropped", self.spec.trial_id, type(body).__name__)
+            return
+        self.trial, orders = step(self.trial, body, time.monotonic())
+        event = await self._record(body, self.trial, cause)
+        if isinstance(body, ev.ServerLaunched):
+            self._errands.watch_exit(tasks, lambda failed: self._inbox.put(failed, event.sequence))
+        if orders:
+            await self._clear_the_way()
+        for order in orders:
+            if not isinstance(order, fx.AbortLoad):
+                self._in_flight = tasks.create_task(self._carry_out(order, event.sequence))
+
+    async def _clear_the_way(self) -> None:
+        """End the effect in flight, whose event no longer counts. A launch is never cut short: its process must be known."""
+        task, self._in_flight = self._in_flight, None
+        if task is None or task is asyncio.current_task() or task.done():
+            return
+        await self._errands.launch_settled()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _carry_out(self, order: fx.Effect, cause: int) -> None:
+        body = await self._result_of(order, cause)
+        self._inbox.put(body, cause)
+
+    async def _result_of(self, order: fx.Effect, cause: int) -> ev.Body:
+        errands = self._errands
+        match order:
+            case fx.LaunchServer():
+                return await errands.launch(lambda body: self._inbox.put(body, cause))
+            case fx.AwaitReady(deadline_s=deadline_s):
+                return await errands.await_ready(deadline_s)
+            case fx.ProveConfiguration():
+                return await errands.prove()
+            case fx.WarmUp(workload=workload):
+                return await errands.warm_up(workload)
+            case fx.MeasureRun(workload=workload, index=index):
+                return await errands.measure(workload, index)
+            case fx.CollectEvidence():
+                return await errands.collect()
+            case fx.StopServer():
+                return await errands.stop()
+            case fx.CloseTrial():
+                return ev.TrialOver(order.outcome, order.kind, order.failure_class, order.message)
+        raise Bug(f"no errand for {order}")
+
+    async def _give_up(self, reason: Exception) -> None:
+        """Last resort: stop the server by its recorded session and close the trial as our own fault."""
+        with contextlib.suppress(FleetError, OSError):
+            await self._errands.stop()
+        if self.trial.phase != Phase.OVER:
+            ending = fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")
+            self.trial = replace(self.trial, phase=Phase.OVER, ending=ending)
+            await self._record(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message), self.trial, 0)

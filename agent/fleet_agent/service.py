@@ -1,0 +1,97 @@
+"""Owns the agent's gRPC door: messages in, calls on `Agent`, messages out. The only file of the agent that knows messages."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+from grpc import aio
+
+from fleet_agent import evidence
+from fleet_agent.agent import Agent
+from fleet_agent.journal import Journal
+from fleet_protos import __version__
+from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.trial import TrialSpec
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
+
+_CHUNK_BYTES = 256 << 10
+_STATUS = {ConfigError: grpc.StatusCode.INVALID_ARGUMENT, Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED}
+Context = aio.ServicerContext[Any, Any]
+
+
+async def _refuse(context: Context, error: FleetError) -> NoReturn:
+    await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), f"{error.message} — {error.hint}" if error.hint else error.message)
+
+
+class AgentService(agent_pb2_grpc.AgentServiceServicer):
+    """Each verb returns at once; what happens comes through WatchEvents."""
+
+    def __init__(self, agent: Agent, journal: Journal, about: agent_pb2.DescribeResponse) -> None:
+        self._agent = agent
+        self._journal = journal
+        self._about = about
+
+    async def Describe(self, request: agent_pb2.DescribeRequest, context: Context) -> agent_pb2.DescribeResponse:
+        """Who this agent is and what it is doing."""
+        answer = agent_pb2.DescribeResponse()
+        answer.CopyFrom(self._about)
+        answer.agent_id = self._journal.agent_id
+        answer.last_sequence = self._journal.last_sequence
+        answer.active_trials.extend(self._agent.active)
+        answer.version = __version__
+        answer.pid = os.getpid()
+        return answer
+
+    async def StartTrial(self, request: agent_pb2.StartTrialRequest, context: Context) -> agent_pb2.StartTrialResponse:
+        """Idempotent by trial id and attempt."""
+        spec = from_proto(TrialSpec, request.spec)
+        try:
+            return agent_pb2.StartTrialResponse(known=self._agent.start(spec))
+        except FleetError as error:
+            await _refuse(context, error)
+
+    async def CancelTrial(self, request: agent_pb2.CancelTrialRequest, context: Context) -> agent_pb2.CancelTrialResponse:
+        """Harmless for a trial that is over."""
+        active = self._agent.cancel(request.trial_id, request.attempt, request.reason)
+        return agent_pb2.CancelTrialResponse(active=active)
+
+    async def WatchEvents(
+        self, request: agent_pb2.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[agent_pb2.WatchEventsResponse]:
+        """From the sequence number asked for, then for ever."""
+        if request.agent_id and request.agent_id != self._journal.agent_id:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"this is agent {self._journal.agent_id}, not {request.agent_id}: its journal was made anew"
+            )
+        async for event in self._agent.events(request.after_sequence):
+            yield agent_pb2.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
+
+    async def AckEvents(self, request: agent_pb2.AckEventsRequest, context: Context) -> agent_pb2.AckEventsResponse:
+        """Everything up to there is stored at the controller."""
+        await self._agent.acknowledge(request.up_to_sequence)
+        return agent_pb2.AckEventsResponse()
+
+    async def FetchArtifact(
+        self, request: agent_pb2.FetchArtifactRequest, context: Context
+    ) -> AsyncIterator[agent_pb2.FetchArtifactResponse]:
+        """Chunks from `offset` on, each with its digest."""
+        try:
+            path = evidence.resolve(self._agent.artifact_root, request.name)
+        except ConfigError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{error.message} — {error.hint}")
+        offset = request.offset
+        while data := await asyncio.to_thread(_read, path, offset):
+            yield agent_pb2.FetchArtifactResponse(offset=offset, data=data, sha256=hashlib.sha256(data).hexdigest())
+            offset += len(data)
+
+
+def _read(path: os.PathLike[str], offset: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(_CHUNK_BYTES)

@@ -1,0 +1,206 @@
+"""Owns the processes of servers: starts each in its own session, sees it end, ends all of it and proves that. Never signals by name.
+
+Every signal goes through a pidfd that was opened before the start time of its process was checked, so it cannot reach another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet_protos.events import ServerStopped
+
+from fleet_agent.engines.engine import LaunchCommand
+from fleet_agent.processes import (
+    TOKEN_VARIABLE,
+    ProcessStat,
+    RecordedSession,
+    boot_id,
+    doubtful_of,
+    members_of,
+    processes_of_session,
+    read_stat,
+    session_with_token,
+)
+
+__all__ = ["RecordedSession", "ServerProcess", "Supervisor", "gone", "processes_of_session"]
+
+log = logging.getLogger(__name__)
+
+_KILL_TIMEOUT_S = 30.0  # the kernel may need this long to give back the memory of a large model
+_LOOK_AGAIN_S = 1.0  # while a killed process is stuck in the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that this process launched: the handle to wait for it, and the record by which any later process finds it."""
+
+    session: RecordedSession
+    log: Path
+    _process: asyncio.subprocess.Process
+
+    @property
+    def pid(self) -> int:
+        """Of the launcher, which leads session and group."""
+        return self.session.pid
+
+    async def wait(self) -> int:
+        """Exit code of the launcher once it ended, negative for a signal. Comes by event, may be awaited by many."""
+        return await self._process.wait()
+
+
+class Supervisor:
+    """Starts and ends servers. Holds handles only of those that it started itself."""
+
+    def __init__(self, kill_timeout_s: float = _KILL_TIMEOUT_S) -> None:
+        self._kill_timeout_s = kill_timeout_s
+        self._children: dict[int, ServerProcess] = {}
+
+    async def launch(self, command: LaunchCommand, log_path: Path) -> ServerProcess:
+        """Start the command in a session of its own, with exactly its environment; output is appended to `log_path`, input is empty.
+
+        Raises OSError when no process came to be: program or folder is missing or may not be used.
+        """
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(command.env),
+                cwd=command.cwd,
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        stat = read_stat(process.pid)
+        token = command.env.get(TOKEN_VARIABLE, "")
+        real_log = str(log_path.resolve())  # as /proc shows it
+        session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, token, real_log, boot_id())
+        child = ServerProcess(session, log_path, process)
+        self._children[process.pid] = child
+        return child
+
+    async def stop(self, session: RecordedSession, term_timeout_s: float) -> ServerStopped:
+        """End every process of the server, whoever started it: TERM to its group, wait, KILL to all of it, wait, look again.
+
+        Takes at most `term_timeout_s` plus the kill timeout. `left_over` is empty when two looks in a row found nothing.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        ended_by = "none"
+        if members := await self._members(session):
+            ended_by = "term"
+            group = [process for process in members if process.group == session.session_id]
+            _signal(group or members, signal.SIGTERM)
+            if await self._wait_until_gone(session, began_s + term_timeout_s):
+                ended_by = "kill"
+                await self._kill(session)
+        await self._reap(session)
+        left = (*await self._members(session), *await asyncio.to_thread(doubtful_of, session))
+        for process in left:
+            log.error("server of session %s: %s is left over", session.session_id, process)
+        return ServerStopped(ended_by, loop.time() - began_s, tuple(str(process) for process in left))
+
+    def find_by_token(self, token: str) -> RecordedSession | None:
+        """The server that bears this launch token in its environment. Reads all of /proc: call it in a thread on a large host."""
+        return session_with_token(token)
+
+    def descend(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
+        """Every living process of the server, wherever it moved to; reads all of /proc."""
+        return members_of(session)
+
+    # Inside
+
+    async def _members(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
+        """Looks again when nothing was found: a process that forks and ends during one look can hide its child from it."""
+        return await asyncio.to_thread(members_of, session) or await asyncio.to_thread(members_of, session)
+
+    async def _kill(self, session: RecordedSession) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._kill_timeout_s
+        while loop.time() < deadline_s and (members := await self._members(session)):
+            _signal(members, signal.SIGKILL)
+            await _wait_for(members, min(loop.time() + _LOOK_AGAIN_S, deadline_s))
+
+    async def _wait_until_gone(self, session: RecordedSession, deadline_s: float) -> bool:
+        """True when processes are left at the deadline."""
+        while members := await self._members(session):
+            if asyncio.get_running_loop().time() >= deadline_s:
+                return True
+            await _wait_for(members, deadline_s)
+        return False
+
+    async def _reap(self, session: RecordedSession) -> None:
+        child = self._children.get(session.pid)
+        if child is None or child.session.start_ticks != session.start_ticks:
+            return
+        stat = read_stat(session.pid)
+        if stat is None or not stat.alive or stat.start_ticks != session.start_ticks:
+            await child.wait()
+            del self._children[session.pid]
+
+
+async def gone(process: ProcessStat) -> None:
+    """Returns when the process has ended, or when its id is no longer its own. By event, for processes that are not our children too."""
+    descriptor = _open(process)
+    if descriptor is None:
+        return
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
+    try:
+        await ended
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _wait_for(members: Iterable[ProcessStat], deadline_s: float) -> None:
+    """Returns when all have ended or at the deadline of the loop's clock."""
+    try:
+        async with asyncio.timeout_at(deadline_s), asyncio.TaskGroup() as tasks:
+            for process in members:
+                tasks.create_task(gone(process))
+    except TimeoutError:
+        return
+
+
+def _open(process: ProcessStat) -> int | None:
+    """A pidfd of exactly this process, None when it has ended."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # the id now belongs to a thread of another process
+            return None
+        raise
+    now = read_stat(process.pid)
+    if now is None or now.start_ticks != process.start_ticks:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _signal(members: Iterable[ProcessStat], number: signal.Signals) -> None:
+    for process in members:
+        descriptor = _open(process)
+        if descriptor is None:
+            continue
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            log.error("%s may not be signalled", process)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,63 @@
+"""Owns the Prometheus series of trials and runs that agent and controller both show; labels are bounded, the store keeps the truth."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from fleet_protos import metrics as names
+from fleet_protos.errors import Conflict
+from fleet_protos.trial import Outcome, Phase, RunResult, TrialSpec
+
+_GAUGES = {
+    names.OUTPUT_TOK_S: (names.PROM_OUTPUT_TOK_S, "Output tokens per second of the last valid run"),
+    names.TTFT_P50: (names.PROM_TTFT_P50, "Median time to first token of the last valid run"),
+    names.TPOT_MEAN: (names.PROM_TPOT_MEAN, "Mean time per output token of the last valid run"),
+    names.ACCEPT_LENGTH: (names.PROM_ACCEPT_LENGTH, "Tokens per verify step of the last valid run, the bonus token counted"),
+}
+
+
+class RunSeries:
+    """Series in a registry of their own, so that two of them can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._trials = Gauge(names.PROM_TRIALS, "Trials by phase and outcome", ("phase", "outcome"), registry=self.registry)
+        self._runs = Counter(
+            names.PROM_RUNS, "Finished runs, void ones too", (*names.RUN_LABELS, "void"), registry=self.registry
+        )
+        self._gauges = {
+            metric: Gauge(name, text, names.RUN_LABELS, registry=self.registry) for metric, (name, text) in _GAUGES.items()
+        }
+        self._states: dict[str, tuple[str, str]] = {}
+        self._tally: Tally[tuple[str, str]] = Tally()
+
+    def trial(self, key: str, phase: Phase, outcome: Outcome | None = None) -> None:
+        """A trial (`key` is TRIAL/ATTEMPT) is now in `phase`; its outcome once it is over."""
+        state = (phase.name.lower(), outcome.name.lower() if outcome else "none")
+        before = self._states.get(key)
+        if before == state:
+            return
+        self._states[key] = state
+        for changed, step in ((before, -1), (state, 1)):
+            if changed is not None:
+                self._tally[changed] += step
+                self._trials.labels(*changed).set(self._tally[changed])
+
+    def run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
+        """A run has finished. A void one is counted and never shown as a number."""
+        labels = (host, spec.job_name, spec.variant, run.workload, spec.engine.kind.name.lower())
+        self._runs.labels(*labels, "true" if run.void else "false").inc()
+        if run.void:
+            return
+        for metric, gauge in self._gauges.items():
+            if metric in run.metrics:
+                gauge.labels(*labels).set(run.metrics[metric])
+
+    def serve(self, port: int, address: str = "127.0.0.1") -> None:
+        """Answer `GET /metrics` on a thread of its own. Raises Conflict when the port is taken."""
+        try:
+            start_http_server(port, addr=address, registry=self.registry)
+        except OSError as error:
+            raise Conflict(f"metrics port {port} on {address}: {error.strerror}", "choose another --metrics-port") from error

@@ -1,0 +1,89 @@
+"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket by default, loopback TCP when asked. No TLS yet."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from grpc import aio
+
+from fleet_protos.errors import ConfigError, Conflict
+
+_PATH_LIMIT = 100  # bytes; the kernel takes 107
+
+
+def listen_address(folder: Path, name: str) -> str:
+    """`unix:PATH` for the server `name` whose state is in `folder`: the same for server and client, short enough for the kernel."""
+    path = folder.absolute() / f"{name}.sock"
+    if len(os.fsencode(path)) > _PATH_LIMIT:
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        path = _runtime_folder() / f"{digest}.sock"
+    return f"unix:{path}"
+
+
+def _runtime_folder() -> Path:
+    named = os.environ.get("XDG_RUNTIME_DIR", "")
+    if named and len(os.fsencode(named)) < 60 and Path(named).is_dir():
+        return Path(named) / "benchfleet"
+    return Path(tempfile.gettempdir()) / f"benchfleet-{os.getuid()}"
+
+
+def bind(server: aio.Server, address: str) -> str:
+    """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local, Conflict for one in use."""
+    if address.startswith("unix:"):
+        return _bind_unix(server, address)
+    host, _, port = address.rpartition(":")
+    if not _is_loopback(host) or not port.isdigit():
+        raise ConfigError(
+            f"cannot listen on {address!r}: only unix:PATH and 127.0.0.1:PORT are served without TLS",
+            "use a Unix socket, or an ssh tunnel from another host",
+        )
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise Conflict(f"cannot listen on {address}: {error}", "choose another port") from error
+    return f"{host}:{bound}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind_unix(server: aio.Server, address: str) -> str:
+    path = Path(address.removeprefix("unix:"))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = path.parent.stat()
+    if owner.st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o022:
+        raise ConfigError(f"{path.parent} can be written by others, so a socket in it is not safe", "choose another folder, or chmod 700 it")
+    _remove_stale(path)
+    mask = os.umask(0o177)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise Conflict(f"cannot listen on {path}: {error}", "is the path too long, or the folder read-only?") from error
+    finally:
+        os.umask(mask)
+    return address
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that is gone. Raises Conflict when somebody answers on it."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+    raise Conflict(f"a server already listens on {path}", "end it first, or use another state folder")
