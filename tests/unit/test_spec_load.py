@@ -161,8 +161,12 @@ def test_a_huge_file_is_refused_before_it_is_parsed() -> None:
     assert time.process_time() - before_s < 0.2
 
 
-def test_deep_nesting_and_multiplying_aliases_are_refused() -> None:
-    assert codes("[" * 5000) == ["too_large"]
+@pytest.mark.parametrize("opened", ["[", "[a, ", "{a: ", "- "])
+def test_deep_nesting_is_refused(opened: str) -> None:
+    assert codes(opened * 5000) == ["too_large"]
+
+
+def test_multiplying_aliases_are_refused() -> None:
     bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
     assert "too_large" in codes(bomb)
 

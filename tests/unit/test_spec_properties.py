@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 SEED = (Path(__file__).parents[2] / "examples" / "kimi-eagle3-nccl.yaml").read_text()
 MARKS = st.sampled_from(
-    ["*x", "&x ", "<<: ", "!!int ", "!foo ", "[", "{", "}", "]", ": ", "- ", "? ", "\t", "\n", "'", '"', "|\n", "%YAML 1.1\n", "---\n", "0x",
-     "1e999", ".nan", "~", "true", "\\", "#", "@", "\x85", "\ufeff", "\u2028", "9" * 30, "2001-01-01"]
+    ["*x", "&x ", "<<: ", "!!int ", "!foo ", "[", "{", "}", "]", ": ", "- ", "? ", "\t", "\n", "'", '"', "|\n", "%YAML 1.1\n", "---\n",
+     "0x", "1e999", ".nan", "~", "true", "\\", "#", "@", "\x85", "\ufeff", "\u2028", "9" * 30]
 )  # fmt: skip
 KEYS = st.sampled_from(
     ["name", "model", "path", "engine", "kind", "url", "args", "env", "gpus", "simulation", "factors", "baseline", "exclude", "workloads",
      "concurrency", "rate", "duration", "output_tokens", "measure", "runs", "min", "max", "launches", "hosts", "labels", "x-a", "<<", "a"]
 )  # fmt: skip
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["Job", "sglang", "external", "2%", "30m"]))
+WORDS = st.sampled_from(["Job", "sglang", "external", "2%", "30m"])
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS)
 TREES = st.recursive(SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=6)), max_leaves=25)
 
 
@@ -56,7 +57,7 @@ def test_a_damaged_job_is_read_or_refused_with_findings(data: st.DataObject) -> 
     findings_are_sound(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=8))
 def test_any_tree_under_known_keys_is_read_or_refused_with_findings(tree: dict[str, Any]) -> None:
     head = {"apiVersion": "benchfleet/v1", "kind": "Job"}

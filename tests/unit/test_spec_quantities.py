@@ -45,7 +45,9 @@ def test_a_duration_is_finite_and_not_negative_or_refused(written: object) -> No
     assert 0 <= seconds <= 366 * 86400
 
 
-@pytest.mark.parametrize(("written", "share"), [("2%", 0.02), (0.02, 0.02), ("0.02", 0.02), ("0.5 %", 0.005), ("-2%", -0.02), (1, 1.0), ("95%", 0.95)])
+@pytest.mark.parametrize(
+    ("written", "share"), [("2%", 0.02), (0.02, 0.02), ("0.02", 0.02), ("0.5 %", 0.005), ("-2%", -0.02), (1, 1.0), ("95%", 0.95)]
+)
 def test_a_ratio_reads_as_its_share(written: object, share: float) -> None:
     assert read_ratio(written) == pytest.approx(share)
 

@@ -24,6 +24,7 @@ Place = tuple[int, int]
 LARGEST_BYTES = 1 << 20
 _MOST_NODES = 50_000
 _DEEPEST = 50
+_MOST_OPEN_BRACKETS = 200
 _WHOLE_LIMIT = 1 << 53  # a number travels as a double: beyond this it would change on the way
 _STANDARD = "tag:yaml.org,2002:"
 _MERGE = f"{_STANDARD}merge"
@@ -79,6 +80,8 @@ def read_document(text: str, file: str, is_verbatim: Callable[[Path], bool]) -> 
 
     Never raises: what is wrong is in `findings`, and `value` is None when nothing could be read.
     """
+    if _is_too_nested(text):
+        return Document(None, file, findings=(_nesting_finding(file),))
     yaml = YAML(typ="rt", pure=True)
     yaml.composer.warn_double_anchors = False
     try:
@@ -93,9 +96,23 @@ def read_document(text: str, file: str, is_verbatim: Callable[[Path], bool]) -> 
     return Document(value, file, reader.keys, reader.values, tuple(reader.findings), frozenset(reader.broken))
 
 
+def _is_too_nested(text: str) -> bool:
+    """More open brackets than any job has: the YAML library takes quadratic time over them."""
+    depth = 0
+    for match in re.finditer(r"[\[\]{}]", text):
+        depth += 1 if match[0] in "[{" else -1
+        if depth > _MOST_OPEN_BRACKETS:
+            return True
+    return False
+
+
+def _nesting_finding(file: str) -> Finding:
+    return Finding("too_large", ERROR, file, 1, 1, "", "the file is nested too deeply to read", "a job file needs seven levels")
+
+
 def _syntax_finding(error: Exception, file: str) -> Finding:
     if isinstance(error, RecursionError):
-        return Finding("too_large", ERROR, file, 1, 1, "", "the file is nested too deeply to read", "a job file needs seven levels")
+        return _nesting_finding(file)
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML")
     mark = (error.problem_mark or error.context_mark) if isinstance(error, MarkedYAMLError) else None
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
