@@ -16,20 +16,18 @@ from pathlib import Path
 TOKEN_VARIABLE = "BENCHFLEET_LAUNCH"
 
 _PROC = Path("/proc")
-_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _DEAD = frozenset("ZXx")  # a zombie holds nothing: it only waits for its parent
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """A launched server, as an event or a journal can hold it. An empty text is not known; `start_ticks` 0: the leader was gone at once."""
+    """A launched server, as an event or a journal can hold it. Empty text: not known. `start_ticks` 0: the leader was gone at once."""
 
     pid: int
     session_id: int
     start_ticks: int  # field 22 of /proc/PID/stat
     token: str = ""
     log_path: str = ""
-    boot_id: str = ""  # ids of processes of another boot mean nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,6 @@ class ProcessStat:
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.name}) in state {self.state}, session {self.session}"
-
-
-def boot_id() -> str:
-    """Of the running kernel; empty when it cannot be read."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -89,40 +79,43 @@ def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
     return tuple(process for process in all_processes().values() if process.session == session_id and process.alive)
 
 
-def members_of(session: RecordedSession) -> tuple[ProcessStat, ...]:
-    """The living processes that belong to the recorded server; see the head of this file."""
-    if session.boot_id and session.boot_id != boot_id():
-        return ()
+def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
+    """The living processes that belong to the recorded server; see the head of this file. `known`: shown to be its at an earlier moment."""
     seen = all_processes()
     seen.pop(os.getpid(), None)
-    marked = {process.pid for process in seen.values() if process.start_ticks >= session.start_ticks and _is_marked(process, session)}
+    log = os.path.realpath(session.log_path) if session.log_path else ""
+    later = (process for process in seen.values() if process.start_ticks >= session.start_ticks)
+    marked = {process.pid for process in later if _is_marked(process, session.token, log)}
+    marked |= {process.pid for process in known if process.pid in seen and seen[process.pid].start_ticks == process.start_ticks}
     return tuple(seen[pid] for pid in sorted(_belonging(seen, marked, session)) if seen[pid].alive)
 
 
-def doubtful_of(session: RecordedSession) -> tuple[ProcessStat, ...]:
-    """Own living processes in the recorded session that cannot be shown to be ours: its leader is gone and none bears a mark."""
-    if session.boot_id and session.boot_id != boot_id():
+def doubtful_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
+    """Own living processes in the recorded session that cannot be shown to be the server's: its leader is gone, and none bears a mark."""
+    inside = processes_of_session(session.session_id)
+    if not inside or read_stat(session.session_id):
         return ()
-    seen = all_processes()
-    if session.session_id in seen:
-        return ()
-    proven = {process.pid for process in members_of(session)}
-    return tuple(
-        process
-        for process in seen.values()
-        if process.session == session.session_id and process.alive and process.pid not in proven and _is_own(process.pid)
-    )
+    proven = {process.pid for process in members_of(session, known)}
+    later = (process for process in inside if process.start_ticks >= session.start_ticks)
+    return tuple(process for process in later if process.pid not in proven and _is_own(process.pid))
 
 
 def session_with_token(token: str) -> RecordedSession | None:
-    """The server that bears this launch token, by its oldest process; None when there is none."""
-    wanted = RecordedSession(0, 0, 0, token)
-    bearers = [process for process in all_processes().values() if process.alive and _is_marked(process, wanted)]
+    """The server that bears this launch token, by its oldest process; None when there is none.
+
+    The session of a bearer is the server's only when its leader bears the token too or is dead: a bearer proves nothing about strangers.
+    """
+    seen = all_processes()
+    seen.pop(os.getpid(), None)
+    bearers = {process.pid for process in seen.values() if _is_marked(process, token, "")}
     if not bearers:
         return None
-    oldest = min(bearers, key=lambda process: (process.session != process.pid, process.start_ticks, process.pid))
-    leader = read_stat(oldest.session)
-    return RecordedSession(oldest.session, oldest.session, leader.start_ticks if leader else 0, token, boot_id=boot_id())
+    oldest = min((seen[pid] for pid in bearers), key=lambda process: (process.session != process.pid, process.start_ticks, process.pid))
+    leader = seen.get(oldest.session)
+    if leader is None:
+        return RecordedSession(oldest.session, oldest.session, 0, token)
+    root = leader if leader.pid in bearers or not leader.alive else oldest
+    return RecordedSession(root.pid, root.pid, root.start_ticks, token)
 
 
 def _belonging(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession) -> set[int]:
@@ -130,7 +123,7 @@ def _belonging(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: 
     leader = seen.get(session.session_id)
     same_leader = leader is not None and session.start_ticks > 0 and leader.start_ticks == session.start_ticks
     marks_inside = leader is None and any(seen[pid].session == session.session_id for pid in ours)
-    if same_leader or marks_inside:
+    if (same_leader or marks_inside) and session.session_id != os.getsid(0):
         ours |= {pid for pid, process in seen.items() if process.session == session.session_id}
     while new := set(_followers(seen, ours)) - ours:
         ours |= new
@@ -145,12 +138,10 @@ def _followers(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]
             yield pid
 
 
-def _is_marked(process: ProcessStat, session: RecordedSession) -> bool:
-    if process.pid == os.getpid() or not process.alive or not _is_own(process.pid):
+def _is_marked(process: ProcessStat, token: str, log: str) -> bool:
+    if not process.alive or not _is_own(process.pid):
         return False
-    return (bool(session.token) and _bears(process.pid, session.token)) or (
-        bool(session.log_path) and session.log_path in _outputs(process.pid)
-    )
+    return (bool(token) and _bears(process.pid, token)) or (bool(log) and log in _outputs(process.pid))
 
 
 def _is_own(pid: int) -> bool:

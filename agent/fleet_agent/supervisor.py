@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet_protos.events import ServerStopped
@@ -21,7 +21,6 @@ from fleet_agent.processes import (
     TOKEN_VARIABLE,
     ProcessStat,
     RecordedSession,
-    boot_id,
     doubtful_of,
     members_of,
     processes_of_session,
@@ -83,29 +82,28 @@ class Supervisor:
             os.close(output)
         stat = read_stat(process.pid)
         token = command.env.get(TOKEN_VARIABLE, "")
-        real_log = str(log_path.resolve())  # as /proc shows it
-        session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, token, real_log, boot_id())
+        session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, token, str(log_path))
         child = ServerProcess(session, log_path, process)
         self._children[process.pid] = child
         return child
 
     async def stop(self, session: RecordedSession, term_timeout_s: float) -> ServerStopped:
-        """End every process of the server, whoever started it: TERM to its group, wait, KILL to all of it, wait, look again.
+        """End every process of the server, whoever started it: TERM to all, wait, KILL to what is left, wait, look again.
 
         Takes at most `term_timeout_s` plus the kill timeout. `left_over` is empty when two looks in a row found nothing.
         """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
+        hunt = _Hunt(session)
         ended_by = "none"
-        if members := await self._members(session):
+        if members := await hunt.members():
             ended_by = "term"
-            group = [process for process in members if process.group == session.session_id]
-            _signal(group or members, signal.SIGTERM)
-            if await self._wait_until_gone(session, began_s + term_timeout_s):
+            _signal(members, signal.SIGTERM)
+            if await hunt.outlasts(began_s + term_timeout_s):
                 ended_by = "kill"
-                await self._kill(session)
+                await hunt.kill(loop.time() + self._kill_timeout_s)
         await self._reap(session)
-        left = (*await self._members(session), *await asyncio.to_thread(doubtful_of, session))
+        left = await hunt.left()
         for process in left:
             log.error("server of session %s: %s is left over", session.session_id, process)
         return ServerStopped(ended_by, loop.time() - began_s, tuple(str(process) for process in left))
@@ -120,25 +118,6 @@ class Supervisor:
 
     # Inside
 
-    async def _members(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
-        """Looks again when nothing was found: a process that forks and ends during one look can hide its child from it."""
-        return await asyncio.to_thread(members_of, session) or await asyncio.to_thread(members_of, session)
-
-    async def _kill(self, session: RecordedSession) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._kill_timeout_s
-        while loop.time() < deadline_s and (members := await self._members(session)):
-            _signal(members, signal.SIGKILL)
-            await _wait_for(members, min(loop.time() + _LOOK_AGAIN_S, deadline_s))
-
-    async def _wait_until_gone(self, session: RecordedSession, deadline_s: float) -> bool:
-        """True when processes are left at the deadline."""
-        while members := await self._members(session):
-            if asyncio.get_running_loop().time() >= deadline_s:
-                return True
-            await _wait_for(members, deadline_s)
-        return False
-
     async def _reap(self, session: RecordedSession) -> None:
         child = self._children.get(session.pid)
         if child is None or child.session.start_ticks != session.start_ticks:
@@ -149,16 +128,52 @@ class Supervisor:
             del self._children[session.pid]
 
 
+@dataclass(slots=True)
+class _Hunt:
+    """The end of one server. Remembers whom it saw, since a child is only shown to be the server's while its parent lives."""
+
+    session: RecordedSession
+    known: dict[int, ProcessStat] = field(default_factory=dict)
+
+    async def members(self) -> tuple[ProcessStat, ...]:
+        """Looks again when nothing was found: a process that forks and ends during one look can hide its child from it."""
+        return await self._look() or await self._look()
+
+    async def outlasts(self, deadline_s: float) -> bool:
+        """True when processes are left at the deadline."""
+        while members := await self.members():
+            if asyncio.get_running_loop().time() >= deadline_s:
+                return True
+            await _wait_for(members, deadline_s)
+        return False
+
+    async def kill(self, deadline_s: float) -> None:
+        """KILL to all until none is left, again and again for those that came to be meanwhile."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < deadline_s and (members := await self.members()):
+            _signal(members, signal.SIGKILL)
+            await _wait_for(members, min(loop.time() + _LOOK_AGAIN_S, deadline_s))
+
+    async def left(self) -> tuple[ProcessStat, ...]:
+        """What is alive now, and what may be the server's and cannot be shown to be."""
+        return *await self.members(), *await asyncio.to_thread(doubtful_of, self.session, tuple(self.known.values()))
+
+    async def _look(self) -> tuple[ProcessStat, ...]:
+        found = await asyncio.to_thread(members_of, self.session, tuple(self.known.values()))
+        self.known.update((process.pid, process) for process in found)
+        return found
+
+
 async def gone(process: ProcessStat) -> None:
     """Returns when the process has ended, or when its id is no longer its own. By event, for processes that are not our children too."""
     descriptor = _open(process)
     if descriptor is None:
         return
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
     try:
-        await ended
+        await ended.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
@@ -181,7 +196,7 @@ def _open(process: ProcessStat) -> int | None:
     except ProcessLookupError:
         return None
     except OSError as error:
-        if error.errno == errno.EINVAL:  # the id now belongs to a thread of another process
+        if error.errno in (errno.EINVAL, errno.ENOENT):  # the id now belongs to a thread of another process
             return None
         raise
     now = read_stat(process.pid)
