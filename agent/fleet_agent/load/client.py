@@ -144,10 +144,15 @@ class Endpoint:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._free: list[Connection] = []
 
+    @property
+    def idle(self) -> int:
+        """Connections that are free and not lost."""
+        return sum(not connection.lost for connection in self._free)
+
     async def connect(self, count: int) -> None:
         """Have up to `count` free connections before the first request; a server that refuses is met again when sending."""
         with suppress(OSError, TimeoutError):
-            while len(self._free) < count:
+            while self.idle < count:
                 self._free.append(await self._open())
 
     async def exchange(self, request: bytes, timeout_s: float, flying: Callable[[Connection], None] | None = None) -> Exchange:

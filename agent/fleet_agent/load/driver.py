@@ -179,7 +179,7 @@ async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
             watch.cancel()
             return 0
         if driver.flying is not None:
-            driver.answer(messages.error_line(driver.flying, f"load task died: Ray's {watch.result()} ended"))
+            driver.answer(messages.error_line(driver.flying, f"load task died: Ray's {watch.result()} ended", fatal=True))
         shutil.rmtree(driver.temporary, ignore_errors=True)
         os._exit(3)  # Ray without its raylet cannot be shut down in order; its parts die with this process
 
@@ -242,7 +242,7 @@ def main() -> None:
     try:
         code = asyncio.run(_main(session, folder, orders, answers))
     except (RuntimeError, OSError) as error:
-        os.write(answers, messages.error_line(0, f"Ray did not start: {error}"))
+        os.write(answers, messages.error_line(0, f"Ray did not start: {error}", fatal=True))
         code = 1
     finally:
         session.stop()

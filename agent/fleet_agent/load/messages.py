@@ -77,9 +77,9 @@ def reply_line(number: int, reply: LoadReply) -> bytes:
     return _line({"id": number, "ok": asdict(reply)})
 
 
-def error_line(number: int, message: str) -> bytes:
-    """The line of one that could not be measured."""
-    return _line({"id": number, "error": message})
+def error_line(number: int, message: str, *, fatal: bool = False) -> bytes:
+    """The line of one that could not be measured. `fatal`: the load process ends with it."""
+    return _line({"id": number, "error": message, "fatal": fatal})
 
 
 def ready_line(ray_started_s: float, temporary: str) -> bytes:

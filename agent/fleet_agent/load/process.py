@@ -45,7 +45,7 @@ class _Running:
     ready: asyncio.Future[float]
     waiting: dict[int, asyncio.Future[LoadReply]]
     reading: asyncio.Task[None] | None = None
-    ended: bool = False  # its stdout is at its end
+    ended: bool = False  # its stdout is at its end, or its last answer said so
 
 
 class LoadProcess:
@@ -189,6 +189,7 @@ def _take(running: _Running, content: Mapping[str, Any]) -> None:
         running.recorded = RecordedLoad(running.recorded.session_id, running.recorded.start_ticks, content["temporary"])
         running.ready.set_result(float(content["ray_started_s"]))
         return
+    running.ended = running.ended or bool(content.get("fatal"))
     answer = running.waiting.get(int(content["id"]))
     if answer is None and not running.ready.done() and "error" in content:
         _fail(running.ready, LoadFailed(content["error"], f"see {running.log}"))

@@ -1,0 +1,185 @@
+"""Promises of the load process with a real Ray: it measures, survives what is killed around it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import pytest_asyncio
+from fleet_agent.core.gates import RunFacts
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.process import LoadProcess, driver_env
+from fleet_protos.errors import LoadFailed
+from fleet_protos.trial import Workload
+
+from tests.fakes import streams
+from tests.fakes.scripted_server import SILENCE, served
+from tests.fakes.simulated_server import Running, simulated_server, speculative
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SINGLE = Workload("single", concurrency=1, requests=4, prompts="builtin:chat", output_tokens=60, api="chat", request_timeout_s=60)
+STALLS = ((streams.chat([" a"]),), (streams.chat([" a"]),), (streams.chat([" a"])[:100], SILENCE))  # two probes, then the first request
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from fleet_agent.load.process import LoadProcess
+async def main():
+    load = LoadProcess()
+    await load.start(Path(sys.argv[1]))
+    await load.wait_ready()
+    print(load.recorded.session_id, load.recorded.temporary, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with simulated_server(tmp_path_factory.mktemp("server"), *speculative(5), knobs={"time_scale": 50}) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def load(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LoadProcess]:
+    process = LoadProcess()
+    await process.start(tmp_path_factory.mktemp("load"))
+    await process.wait_ready()
+    yield process
+    await process.stop()
+
+
+def members(session_id: int) -> list[psutil.Process]:
+    """Processes of a session that live."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return found
+
+
+def session(load: LoadProcess) -> int:
+    assert load.recorded is not None
+    return load.recorded.session_id
+
+
+def named(load: LoadProcess, name: str) -> psutil.Process:
+    """The process of the load's session whose command begins with `name`."""
+    return next(process for process in members(session(load)) if Path(process.cmdline()[0]).name.startswith(name))
+
+
+def asked(simulated: Running, **fields: object) -> LoadRequest:
+    request = LoadRequest(simulated.url, SINGLE, model="demo/model", time_scale=50, speculation=True)
+    return replace(request, **fields)  # type: ignore[arg-type]
+
+
+async def until(true: Callable[[], object], limit_s: float = 10) -> None:
+    """Wait for a fact about other processes, of which no event tells."""
+    async with asyncio.timeout(limit_s):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_gives_metrics_facts_and_a_raw_file(load: LoadProcess, simulated: Running, tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    assert (await load.warm(asked(simulated, requests=2))).requests_ok == 2
+    reply = await load.run(asked(simulated, parquet=str(path), metadata={"trial": "t-1"}))
+    facts = RunFacts(**reply.facts)
+    assert (reply.requests_ok, reply.requests_failed, reply.output_tokens, reply.cache_flushed) == (4, 0, 240, True)
+    assert (facts.completion_tokens_min, facts.completion_tokens_max, facts.finish_reasons) == (60, 60, {"length": 4})
+    assert facts.cached_token_ratio in (0, None)
+    assert reply.metrics["accept_length"] > 1.05
+    assert reply.metrics["output_tok_s"] > 0
+    raw = pd.read_parquet(path)
+    assert (len(raw), int(raw["completion_tokens"].sum()), reply.parquet.size_bytes) == (4, 240, path.stat().st_size)
+    wall_s = (raw["last_ns"].max() - raw["intended_ns"].min()) / 1e9
+    assert reply.duration_s == pytest.approx(50 * wall_s)
+
+
+async def test_many_users_are_shared_by_two_workers(load: LoadProcess, simulated: Running, tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    workload = replace(SINGLE, concurrency=32, requests=64, output_tokens=20)
+    reply = await load.run(asked(simulated, workload=workload, parquet=str(path)))
+    assert reply.requests_ok == 64
+    assert pd.read_parquet(path)["request"].tolist() == list(range(64))
+    assert reply.facts["achieved_concurrency"] > 16
+
+
+async def test_nothing_of_ray_listens_beyond_this_machine(load: LoadProcess) -> None:
+    addresses = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in members(session(load))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses == {"127.0.0.1"}
+
+
+async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:
+    with pytest.raises(LoadFailed, match="prompts 'builtin:cat' are unknown; one of builtin:chat"):
+        await load.run(asked(simulated, workload=replace(SINGLE, prompts="builtin:cat")))
+    assert (await load.run(asked(simulated))).requests_ok == 4
+
+
+async def test_a_killed_task_is_told_within_seconds_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:
+    with served(*STALLS) as server:
+        run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
+        await until(lambda: len(server.requests) == 3)
+        named(load, "ray::run_shard").kill()
+        async with asyncio.timeout(10):
+            with pytest.raises(LoadFailed, match="load task died"):
+                await run
+    assert (await load.run(asked(simulated))).requests_ok == 4
+
+
+async def test_a_cancelled_run_ends_at_once_and_the_next_one_works(load: LoadProcess, simulated: Running) -> None:
+    with served(*STALLS) as server:
+        run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
+        await until(lambda: len(server.requests) == 3)
+        await load.cancel()
+        async with asyncio.timeout(5):
+            with pytest.raises(LoadFailed, match="cancelled"):
+                await run
+    assert (await load.run(asked(simulated))).requests_ok == 4
+
+
+async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leaves_nothing(load: LoadProcess, simulated: Running) -> None:
+    before = session(load)
+    with served(*STALLS) as server:
+        run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
+        await until(lambda: len(server.requests) == 3)
+        named(load, "raylet").kill()
+        async with asyncio.timeout(10):
+            with pytest.raises(LoadFailed, match="Ray's raylet ended"):
+                await run
+    assert (await load.run(asked(simulated))).requests_ok == 4
+    recorded = load.recorded
+    assert recorded is not None
+    assert recorded.session_id != before
+    await load.stop()
+    assert members(before) == members(recorded.session_id) == []
+    assert not os.path.exists(recorded.temporary)  # noqa: ASYNC240 - nothing else runs here
+
+
+async def test_an_agent_killed_by_sigkill_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE, env=driver_env(os.environ, tmp_path)
+    )
+    assert parent.stdout is not None
+    session_id, temporary = (await parent.stdout.readline()).decode().split()
+    assert len(members(int(session_id))) > 3
+    parent.send_signal(signal.SIGKILL)
+    await parent.wait()
+    await until(lambda: not members(int(session_id)))
+    assert not os.path.exists(temporary)  # noqa: ASYNC240 - nothing else runs here

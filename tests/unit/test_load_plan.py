@@ -1,0 +1,140 @@
+"""Promises of prompts, arrivals, bodies and shares: the seed decides all, equal across variants, different across runs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fleet_agent.load.arrivals import send_offsets_s
+from fleet_agent.load.body import Target, body, http_request
+from fleet_agent.load.driver import plan_shards
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
+from fleet_protos.trial import Workload
+from hypothesis import given
+from hypothesis import strategies as st
+
+SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
+POISSON = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_has_at_least_forty_prompts_no_two_alike(name: str) -> None:
+    texts = prompt_set(name)
+    assert len(texts) >= 40
+    assert len(set(texts)) == len(texts)
+    assert all("{" not in text and len(text) > 80 for text in texts)
+
+
+def test_an_unknown_set_is_refused_with_the_known_names() -> None:
+    with pytest.raises(ValueError, match="'builtin:chatt' are unknown; one of builtin:chat, builtin:code"):
+        prompt_set("builtin:chatt")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_same_seed_gives_the_same_prompts_in_the_same_order(name: str) -> None:
+    first, second = ([draw_prompt(Draw(name, 5, 2), number) for number in range(60)] for _ in range(2))
+    assert first == second
+    assert [prompt.text for prompt in first] != [draw_prompt(Draw(name, 6, 2), number).text for number in range(60)]
+
+
+def test_runs_ask_the_same_things_behind_salts_that_never_repeat() -> None:
+    prompts = [draw_prompt(Draw("builtin:chat", 1, run), number).text for run in (-1, 0, 1) for number in range(100)]
+    salts, texts = zip(*(prompt.split("\n\n", 1) for prompt in prompts), strict=True)
+    assert len(set(salts)) == 300
+    assert texts[:100] == texts[100:200] == texts[200:]
+
+
+def test_campaigns_on_one_external_server_have_salts_of_their_own() -> None:
+    first, second = (draw_prompt(Draw("builtin:chat", 1, 0, scope), 0).text for scope in ("job-a", "job-b"))
+    assert first[:12] != second[:12]
+    assert first[12:] == second[12:]
+
+
+def test_constant_arrivals_are_evenly_spaced_from_the_start() -> None:
+    workload = Workload("open", rate_per_s=4, duration_s=2)
+    assert send_offsets_s(workload, 1, 0) == (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75)
+
+
+def test_poisson_arrivals_have_the_rate_and_the_spread_of_their_process() -> None:
+    offsets = send_offsets_s(POISSON, 1, 0)
+    gaps = [later - earlier for earlier, later in pairwise(offsets)]
+    assert statistics.mean(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.15)
+
+
+@given(st.floats(0.1, 100), st.floats(0.1, 20), st.sampled_from(["", "constant", "poisson"]), st.integers(0, 99))
+def test_arrivals_ascend_within_the_duration_and_are_never_none(rate: float, duration: float, arrivals: str, seed: int) -> None:
+    offsets = send_offsets_s(Workload("w", rate_per_s=rate, duration_s=duration, arrivals=arrivals), seed, 0)
+    assert list(offsets) == sorted(offsets)
+    assert offsets[0] >= 0 and offsets[-1] <= duration
+
+
+def test_arrivals_of_a_run_repeat_and_those_of_the_next_run_differ() -> None:
+    assert send_offsets_s(POISSON, 1, 0) == send_offsets_s(POISSON, 1, 0)
+    assert send_offsets_s(POISSON, 1, 0) != send_offsets_s(POISSON, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "workload", [Workload("w"), Workload("w", rate_per_s=2), Workload("w", rate_per_s=1, duration_s=1, arrivals="bursty")]
+)
+def test_a_workload_without_a_usable_rate_is_refused(workload: Workload) -> None:
+    with pytest.raises(ValueError, match="workload 'w'"):
+        send_offsets_s(workload, 1, 0)
+
+
+def test_an_sglang_server_is_held_to_the_length_and_asked_for_its_own_counts() -> None:
+    content = body(Target("http://h", "m"), "chat", "hi", 500)
+    assert content["messages"] == [{"role": "user", "content": "hi"}]
+    expected: dict[str, Any] = {
+        "max_tokens": 500, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+        "return_spec_tokens_details": True, "return_cached_tokens_details": True,
+    }  # fmt: skip
+    assert content.items() >= expected.items()
+    assert "return_meta_info" not in content  # SGLang 0.5.23 answers 400 to it in a stream
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_any_other_server_gets_standard_fields_only(api: str) -> None:
+    content = body(Target("http://h", "m", sglang=False), api, "hi", 5)
+    assert set(content) <= {"model", "messages", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
+
+
+def test_generate_asks_for_exactly_the_length() -> None:
+    content = body(Target("http://h"), "generate", "hi", 5)
+    assert content == {"text": "hi", "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}, "stream": True}
+
+
+def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_characters() -> None:
+    request = http_request(Target("http://[::1]:80/base", token="t0"), "/generate", {"text": "é"})
+    head, _, content = request.partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /base/generate HTTP/1.1\r\nHost: [::1]:80\r\n")
+    assert b"Authorization: Bearer t0" in head
+    assert f"Content-Length: {len(content)}".encode() in head
+    assert json.loads(content) == {"text": "é"}
+
+
+@given(st.integers(1, 70), st.integers(1, 300))
+def test_shares_cover_every_request_and_every_user_once(concurrency: int, requests: int) -> None:
+    workload = Workload("w", concurrency=concurrency, requests=requests, prompts="builtin:chat", output_tokens=1)
+    plans = plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, cancel_path="")
+    assert sorted(number for plan in plans for number in plan.numbers) == list(range(requests))
+    assert sum(plan.concurrency for plan in plans) == min(concurrency, requests)
+    assert all(plan.concurrency >= 1 for plan in plans)
+
+
+def test_one_user_is_one_share() -> None:
+    workload = Workload("w", concurrency=1, requests=9, prompts="builtin:chat", output_tokens=1)
+    assert len(plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, cancel_path="")) == 1
+
+
+def test_arrivals_of_a_simulated_server_come_faster_by_its_time_scale() -> None:
+    plain, fast = (
+        plan_shards(LoadRequest("http://h", POISSON, time_scale=scale), Target("http://h"), warm=False, cancel_path="")[0]
+        for scale in (1.0, 10.0)
+    )
+    assert fast.offsets_s == pytest.approx([offset / 10 for offset in plain.offsets_s])
+    assert fast.timeout_s == plain.timeout_s
