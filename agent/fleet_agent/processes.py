@@ -28,6 +28,7 @@ class RecordedSession:
     start_ticks: int  # field 22 of /proc/PID/stat
     token: str = ""
     log_path: str = ""
+    boot_id: str = ""  # process ids of another boot mean nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,14 @@ class ProcessStat:
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.name}) in state {self.state}, session {self.session}"
+
+
+def boot_id() -> str:
+    """Of the running kernel; empty when it cannot be read."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -81,6 +90,8 @@ def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
 
 def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
     """The living processes that belong to the recorded server; see the head of this file. `known`: shown to be its at an earlier moment."""
+    if _is_of_another_boot(session):
+        return ()
     seen = all_processes()
     seen.pop(os.getpid(), None)
     log = os.path.realpath(session.log_path) if session.log_path else ""
@@ -93,7 +104,7 @@ def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> t
 def doubtful_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
     """Own living processes in the recorded session that cannot be shown to be the server's: its leader is gone, and none bears a mark."""
     inside = processes_of_session(session.session_id)
-    if not inside or read_stat(session.session_id):
+    if not inside or read_stat(session.session_id) or _is_of_another_boot(session):
         return ()
     proven = {process.pid for process in members_of(session, known)}
     later = (process for process in inside if process.start_ticks >= session.start_ticks)
@@ -113,9 +124,13 @@ def session_with_token(token: str) -> RecordedSession | None:
     oldest = min((seen[pid] for pid in bearers), key=lambda process: (process.session != process.pid, process.start_ticks, process.pid))
     leader = seen.get(oldest.session)
     if leader is None:
-        return RecordedSession(oldest.session, oldest.session, 0, token)
+        return RecordedSession(oldest.session, oldest.session, 0, token, boot_id=boot_id())
     root = leader if leader.pid in bearers or not leader.alive else oldest
-    return RecordedSession(root.pid, root.pid, root.start_ticks, token)
+    return RecordedSession(root.pid, root.pid, root.start_ticks, token, boot_id=boot_id())
+
+
+def _is_of_another_boot(session: RecordedSession) -> bool:
+    return bool(session.boot_id) and session.boot_id != boot_id()
 
 
 def _belonging(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession) -> set[int]:

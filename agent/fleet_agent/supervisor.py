@@ -21,6 +21,7 @@ from fleet_agent.processes import (
     TOKEN_VARIABLE,
     ProcessStat,
     RecordedSession,
+    boot_id,
     doubtful_of,
     members_of,
     processes_of_session,
@@ -82,7 +83,7 @@ class Supervisor:
             os.close(output)
         stat = read_stat(process.pid)
         token = command.env.get(TOKEN_VARIABLE, "")
-        session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, token, str(log_path))
+        session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, token, str(log_path), boot_id())
         child = ServerProcess(session, log_path, process)
         self._children[process.pid] = child
         return child

@@ -177,6 +177,13 @@ async def test_a_reused_process_id_is_never_signalled(bench: Bench) -> None:
     await bench.supervisor.stop(server.session, PATIENT_S)
 
 
+async def test_the_record_of_another_boot_matches_nothing(bench: Bench) -> None:
+    server, _ = await bench.launch()
+    stopped = await bench.supervisor.stop(replace(server.session, boot_id="another"), SHORT_S)
+    assert (stopped.ended_by, stopped.left_over, is_alive(server.pid)) == ("none", (), True)
+    await bench.supervisor.stop(server.session, PATIENT_S)
+
+
 async def test_a_bearer_of_the_token_among_strangers_does_not_make_them_ours(bench: Bench) -> None:
     """A process in our own session that happens to bear the token: it is ended, its session is not."""
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
