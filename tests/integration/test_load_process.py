@@ -132,6 +132,12 @@ async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(load: 
     assert (await load.run(asked(simulated))).requests_ok == 4
 
 
+async def test_runs_asked_for_together_are_carried_out_one_after_the_other(load: LoadProcess, simulated: Running) -> None:
+    replies = await asyncio.gather(*(load.run(asked(simulated, run_index=index)) for index in range(2)))
+    first, second = sorted(replies, key=lambda reply: reply.started_unix_ns)
+    assert second.started_unix_ns - first.started_unix_ns >= 1e9 * first.duration_s / 50
+
+
 async def test_a_killed_task_is_told_within_seconds_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:
     with served(*STALLS) as server:
         run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
@@ -169,6 +175,18 @@ async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leave
     assert recorded.session_id != before
     await load.stop()
     assert members(before) == members(recorded.session_id) == []
+    assert not os.path.exists(recorded.temporary)  # noqa: ASYNC240 - nothing else runs here
+
+
+async def test_stopping_while_ray_still_starts_leaves_nothing_and_does_not_wait(tmp_path: Path) -> None:
+    load = LoadProcess()
+    await load.start(tmp_path)
+    recorded = load.recorded
+    assert recorded is not None
+    await until(lambda: len(members(recorded.session_id)) > 1)
+    async with asyncio.timeout(5):
+        await load.stop()
+    assert members(recorded.session_id) == []
     assert not os.path.exists(recorded.temporary)  # noqa: ASYNC240 - nothing else runs here
 
 

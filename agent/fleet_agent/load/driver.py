@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,9 +42,10 @@ class Driver:
     ray: Any
     answers: int  # file descriptor
     folder: Path
-    templates: dict[str, int]  # tokens of the chat template, by server
-    flying: int | None = None  # id of the run in flight
-    temporary: str = ""  # Ray's folder
+    temporary: str  # Ray's folder
+    templates: dict[str, int] = field(default_factory=dict)  # tokens of the chat template, by server
+    pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
 
     def answer(self, line: bytes) -> None:
         """Write one line to the agent; it reads all the time, so this does not block for long."""
@@ -55,10 +56,10 @@ class Driver:
         return self.folder / f"cancel-{number}"
 
     async def carry_out(self, number: int, operation: str, content: Mapping[str, Any]) -> None:
-        """One warm-up or run, to its answer."""
+        """One warm-up or run, to its answer; it waits for those asked for before it."""
         try:
-            request = messages.read_request(content)
-            reply = await self.measure(number, operation, request)
+            async with self.turn:
+                reply = await self.measure(number, operation, messages.read_request(content))
             line = messages.reply_line(number, reply)
         except (TypeError, KeyError, ValueError) as error:
             line = messages.error_line(number, f"the load cannot be built: {error}")
@@ -68,7 +69,7 @@ class Driver:
             line = messages.error_line(number, f"the load broke: {type(error).__name__}: {_cause(error)}")
         finally:
             self.cancel_path(number).unlink(missing_ok=True)
-            self.flying = None
+            self.pending.discard(number)
         self.answer(line)
 
     async def measure(self, number: int, operation: str, request: LoadRequest) -> LoadReply:
@@ -178,8 +179,8 @@ async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
         if reading.done():
             watch.cancel()
             return 0
-        if driver.flying is not None:
-            driver.answer(messages.error_line(driver.flying, f"load task died: Ray's {watch.result()} ended", fatal=True))
+        for number in sorted(driver.pending):
+            driver.answer(messages.error_line(number, f"load task died: Ray's {watch.result()} ended", fatal=True))
         shutil.rmtree(driver.temporary, ignore_errors=True)
         os._exit(3)  # Ray without its raylet cannot be shut down in order; its parts die with this process
 
@@ -189,15 +190,13 @@ async def _read_orders(driver: Driver, orders: asyncio.StreamReader, group: asyn
         content = json.loads(line)
         number, operation = int(content["id"]), content["op"]
         if operation == messages.CANCEL:
-            if driver.flying == number:
+            if number in driver.pending:
                 driver.cancel_path(number).touch()
-        elif driver.flying is not None:
-            driver.answer(messages.error_line(number, "the load process is busy with another run"))
         else:
-            driver.flying = number
+            driver.pending.add(number)
             group.create_task(driver.carry_out(number, operation, content))
-    if driver.flying is not None:
-        driver.cancel_path(driver.flying).touch()
+    for number in driver.pending:
+        driver.cancel_path(number).touch()
 
 
 async def _warm_workers(ray: Any) -> None:
@@ -220,11 +219,11 @@ async def _finished(reference: Any) -> None:
 async def _main(session: RaySession, folder: Path, orders_fd: int, answers_fd: int) -> int:
     ray = session.start()
     await _warm_workers(ray)
-    driver = Driver(ray, answers_fd, folder, {}, temporary=session.temporary)
+    driver = Driver(ray, answers_fd, folder, session.temporary)
     orders = asyncio.StreamReader(limit=LINE_LIMIT)
     with os.fdopen(orders_fd, "rb") as pipe:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), pipe)
-        driver.answer(messages.ready_line(session.started_s, session.temporary))
+        driver.answer(messages.ready_line(session.started_s))
         return await serve(driver, orders)
 
 
@@ -232,13 +231,15 @@ def main() -> None:
     """`python -m fleet_agent.load.driver --folder DIR`."""
     parser = argparse.ArgumentParser(description="The load process of fleet-agent; takes its orders on stdin.")
     parser.add_argument("--folder", required=True, type=Path, help="where it may keep files while it runs")
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--temporary", default="", help="an empty folder with a short path, which it removes at its end")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     orders, answers = os.dup(0), os.dup(1)  # what Ray and its children print must not reach the agent: they get other descriptors
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    session = RaySession()
+    session = RaySession(arguments.temporary)
     try:
         code = asyncio.run(_main(session, folder, orders, answers))
     except (RuntimeError, OSError) as error:

@@ -82,9 +82,9 @@ def error_line(number: int, message: str, *, fatal: bool = False) -> bytes:
     return _line({"id": number, "error": message, "fatal": fatal})
 
 
-def ready_line(ray_started_s: float, temporary: str) -> bytes:
-    """The first line: Ray runs. `temporary` is its folder, removed at the end."""
-    return _line({"ready": True, "ray_started_s": round(ray_started_s, 3), "temporary": temporary})
+def ready_line(ray_started_s: float) -> bytes:
+    """The first line: Ray runs."""
+    return _line({"ready": True, "ray_started_s": round(ray_started_s, 3)})
 
 
 def read_reply(content: Mapping[str, Any]) -> LoadReply:

@@ -19,6 +19,7 @@ from fleet_protos.errors import LoadFailed
 
 from fleet_agent.load import messages
 from fleet_agent.load.messages import LoadReply, LoadRequest
+from fleet_agent.load.ray_session import temporary_folder
 
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
 STOP_TIMEOUT_S: Final = 10.0
@@ -63,7 +64,7 @@ class LoadProcess:
         return self._running.recorded if self._running is not None else None
 
     async def start(self, folder: Path) -> None:
-        """Start the process when none runs, and return at once: Ray needs some seconds, in which a server can load.
+        """Start the process when none runs, and return at once: Ray needs some seconds, in which a server can load. Raises LoadFailed.
 
         `folder` is the process's own: its log, and Python bytecode where the installation has none.
         """
@@ -110,7 +111,7 @@ class LoadProcess:
         if stdin is not None:
             stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S if running.ready.done() else 0):  # while Ray starts it cannot listen
                 await running.process.wait()
         await end_leftover(running.recorded)
         await running.process.wait()
@@ -120,14 +121,12 @@ class LoadProcess:
     async def _launch(self, folder: Path) -> _Running:
         await self._end()
         log = folder / "load.log"
-        argv = (sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder))
-        with _opened(log) as output:
-            process = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
-                start_new_session=True, env=driver_env(os.environ, folder), limit=_LINE_LIMIT,
-            )  # fmt: skip
+        try:
+            process, temporary = await _spawn(folder, log)
+        except OSError as error:
+            raise LoadFailed(f"the load process cannot be started: {error}") from error
         loop = asyncio.get_running_loop()
-        recorded = RecordedLoad(process.pid, start_ticks(process.pid))
+        recorded = RecordedLoad(process.pid, start_ticks(process.pid), temporary)
         running = _Running(process, recorded, log, loop.create_future(), {})
         running.reading = loop.create_task(_read(running))
         self._running = running
@@ -179,6 +178,18 @@ async def _read(running: _Running) -> None:
     _fail_all(running, f"the load process ended with exit code {code}")
 
 
+async def _spawn(folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, str]:
+    """The process in a session of its own, and Ray's folder. Raises OSError."""
+    with _opened(log) as output:
+        temporary = temporary_folder()
+        argv = (sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder), "--temporary", temporary)
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
+            start_new_session=True, env=driver_env(os.environ, folder), limit=_LINE_LIMIT,
+        )  # fmt: skip
+    return process, temporary
+
+
 def _opened(log: Path) -> BinaryIO:
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
@@ -186,7 +197,6 @@ def _opened(log: Path) -> BinaryIO:
 
 def _take(running: _Running, content: Mapping[str, Any]) -> None:
     if content.get("ready"):
-        running.recorded = RecordedLoad(running.recorded.session_id, running.recorded.start_ticks, content["temporary"])
         running.ready.set_result(float(content["ray_started_s"]))
         return
     running.ended = running.ended or bool(content.get("fatal"))

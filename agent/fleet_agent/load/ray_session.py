@@ -33,8 +33,9 @@ SETTINGS: Final = {
 class RaySession:
     """One local Ray. Start it once in a process; its parts are children of this process and end with it."""
 
-    def __init__(self) -> None:
-        self.temporary = ""
+    def __init__(self, temporary: str = "") -> None:
+        """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
+        self.temporary = temporary
         self.started_s = 0.0
         self._ray: Any = None
 
@@ -44,7 +45,7 @@ class RaySession:
         os.umask(0o077)
         os.environ.update(SETTINGS)
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        self.temporary = tempfile.mkdtemp(prefix="bf-", dir=short_folder())
+        self.temporary = self.temporary or temporary_folder()
         import ray  # here, because it reads its settings from the environment when imported
 
         ray.init(
@@ -64,11 +65,11 @@ class RaySession:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def short_folder() -> str:
-    """A folder whose path leaves room for Ray's sockets. Raises OSError when there is none."""
+def temporary_folder() -> str:
+    """Make a folder whose path leaves room for Ray's sockets. Raises OSError when there is no place for one."""
     for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if len(folder) <= _SOCKET_ROOM and os.access(folder, os.W_OK | os.X_OK):
-            return folder
+            return tempfile.mkdtemp(prefix="bf-", dir=folder)
     raise OSError("no writable folder with a short path for Ray's sockets: set TMPDIR to one of at most 30 characters")
 
 
