@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet_agent import evidence
-from fleet_agent.core.gates import RunFacts, run_gates
-from fleet_agent.engines.engine import Engine, Place
-from fleet_agent.load.process import LoadProcess, LoadRequest
-from fleet_agent.ports import Ports
-from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind, LoadFailed, ServerFailed
 from fleet_protos.trial import EngineKind, RunResult, TrialSpec, Workload
+
+from fleet_agent import evidence
+from fleet_agent.core.gates import RunFacts, run_gates
+from fleet_agent.engines.engine import Engine, Place
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.process import LoadProcess
+from fleet_agent.ports import Ports
+from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
 
 log = logging.getLogger(__name__)
 

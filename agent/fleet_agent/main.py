@@ -46,7 +46,7 @@ def main() -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from fleet_agent.assembly import assemble  # noqa: PLC0415 - flags and --version answer without gRPC
+    from fleet_agent.assembly import assemble
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -52,6 +52,7 @@ class LocalAgent:
         self.place = place
         self.pid = 0
         self.restarts = 0
+        self.ready = asyncio.Event()  # set while it answers
         self._watched: int | None = None  # a pidfd: names the process even after its number is used again
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
@@ -62,6 +63,7 @@ class LocalAgent:
         self.place.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if await self._is_healthy():
             self._watch(await self._asked_pid())
+            self.ready.set()
             return
         self._launch()
         try:
@@ -77,6 +79,7 @@ class LocalAgent:
             await self.stop()
             message = f"the local agent did not answer within {self.place.start_timeout_s:g} s{self._log_tail()}"
             raise HostUnreachable(message, f"its log: {self.place.log}") from error
+        self.ready.set()
 
     async def keep_alive(self, tell: Callable[[str], None]) -> None:
         """Until `stop`: start it again whenever it ends, so that the job goes on. Raises HostUnreachable when it cannot."""
@@ -84,6 +87,7 @@ class LocalAgent:
             await self._ended(None)
             if not self._stopping:
                 self.restarts += 1
+                self.ready.clear()
                 tell(f"the local agent (pid {self.pid}) ended; starting it again")
                 self._forget()
                 await self.start()

@@ -102,12 +102,21 @@ def _whole(entry: Any) -> Any:
     return entry
 
 
+def to_json(value: Any, message: Message) -> str:
+    """One line of JSON, as journal and store keep it; `message` is an empty one of the value's kind."""
+    return json_format.MessageToJson(to_proto(value, message), preserving_proto_field_name=True, indent=None, ensure_ascii=False)
+
+
+def from_json(kind: type[V], text: str, message: Message) -> V:
+    """The value of a line written by `to_json`. Raises json_format.ParseError on anything else; unknown fields pass."""
+    return from_proto(kind, json_format.Parse(text, message, ignore_unknown_fields=True))
+
+
 def event_to_json(event: events.Event) -> str:
-    """One line of JSON, as journal and store keep it."""
-    message = to_proto(event, trial_pb2.Event())
-    return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None, ensure_ascii=False)
+    """An event as `to_json` writes it."""
+    return to_json(event, trial_pb2.Event())
 
 
 def event_from_json(text: str) -> events.Event:
-    """The event of a line written by `event_to_json`. Raises json_format.ParseError on anything else; unknown fields pass."""
-    return from_proto(events.Event, json_format.Parse(text, trial_pb2.Event(), ignore_unknown_fields=True))
+    """The event of a line written by `event_to_json`; its errors are those of `from_json`."""
+    return from_json(events.Event, text, trial_pb2.Event())

@@ -1,0 +1,1 @@
+"""Keeps jobs, attempts, events and runs; append-only where results are concerned."""

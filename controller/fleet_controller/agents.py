@@ -1,0 +1,145 @@
+"""Owns the gRPC line to one agent: calls out, values in, foreign errors translated here and nowhere else. Keeps no state of trials."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.events import Event
+from fleet_protos.trial import Artifact, TrialSpec
+from fleet_protos.v1 import agent_pb2 as pb
+from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
+from grpc import aio
+
+_CALL_S = 15.0
+_CHUNK_S = 60.0
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_receive_message_length", 16 << 20),
+]
+_ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
+    grpc.StatusCode.NOT_FOUND: ConfigError,
+    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Conflict,
+    grpc.StatusCode.UNAVAILABLE: HostUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HostUnreachable,
+    grpc.StatusCode.CANCELLED: HostUnreachable,
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """What an agent says of itself, field for field as `DescribeResponse`."""
+
+    agent_id: str = ""
+    host: str = ""
+    version: str = ""
+    gpus: int = 0
+    simulated_gpus: int = 0
+    last_sequence: int = 0
+    active_trials: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    pid: int = 0
+
+
+class AgentClient:
+    """One agent at one address. Raises HostUnreachable, Conflict or ConfigError, never a gRPC error."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = aio.insecure_channel(address, options=_OPTIONS)
+        self._stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(self._channel)
+
+    async def describe(self) -> AgentInfo:
+        """Who it is and what it does now."""
+        return from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+
+    async def start(self, spec: TrialSpec) -> bool:
+        """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken."""
+        request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()))
+        return (await self._asked(self._stub.StartTrial(request, timeout=_CALL_S))).known
+
+    async def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
+        """Ask to end a trial; False when it is not active there."""
+        request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason)
+        return (await self._asked(self._stub.CancelTrial(request, timeout=_CALL_S))).active
+
+    async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
+        """Events from there on, for ever. Raises Conflict when another agent answers at the address."""
+        request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence)
+        try:
+            async for answer in self._stub.WatchEvents(request):
+                yield from_proto(Event, answer.event)
+        except aio.AioRpcError as error:
+            raise self._translated(error) from error
+
+    async def acknowledge(self, up_to_sequence: int) -> None:
+        """Everything up to there is stored."""
+        await self._asked(self._stub.AckEvents(pb.AckEventsRequest(up_to_sequence=up_to_sequence), timeout=_CALL_S))
+
+    async def fetch(self, artifact: Artifact, target: Path) -> None:
+        """Bring a file to `target`: goes on where an earlier try broke off, appears there only when its digest is right."""
+        partial = target.with_name(target.name + ".partial")
+        await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+        offset = partial.stat().st_size if partial.exists() else 0
+        request = pb.FetchArtifactRequest(name=artifact.name, offset=min(offset, artifact.size_bytes))
+        try:
+            with partial.open("r+b" if partial.exists() else "wb") as file:
+                file.truncate(request.offset)
+                async for chunk in self._stub.FetchArtifact(request, timeout=_CHUNK_S + artifact.size_bytes / 1e6):
+                    _check(chunk, artifact)
+                    await asyncio.to_thread(_put, file.fileno(), chunk.offset, chunk.data)
+                os.fsync(file.fileno())
+        except aio.AioRpcError as error:
+            raise self._translated(error) from error
+        await asyncio.to_thread(_finish, partial, target, artifact)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close(None)
+
+    async def _asked(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except aio.AioRpcError as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: aio.AioRpcError) -> FleetError:
+        kind = _ERRORS.get(error.code(), Bug)
+        return kind(f"agent at {self.address}: {error.details() or error.code().name.lower()}")
+
+
+def _check(chunk: pb.FetchArtifactResponse, artifact: Artifact) -> None:
+    if hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
+        raise HostUnreachable(f"artifact {artifact.name}: a chunk at byte {chunk.offset} arrived damaged")
+
+
+def _put(descriptor: int, offset: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _finish(partial: Path, target: Path, artifact: Artifact) -> None:
+    with partial.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != artifact.sha256:
+        partial.unlink()
+        raise HostUnreachable(f"artifact {artifact.name} arrived with digest {digest[:12]}, told was {artifact.sha256[:12]}")
+    partial.replace(target)

@@ -1,0 +1,159 @@
+"""Owns the controller's picture of its jobs while it works: what the store holds, in memory, and who waits for changes. Starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from fleet_protos.errors import ErrorKind
+from fleet_protos.trial import Outcome, Phase
+
+from fleet_controller.core.schedule import JobTrials, left_s
+from fleet_controller.core.state import Attempt, Trial, is_over, job_state
+from fleet_controller.report.values import JobChange, JobDetail, JobSummary, TrialStatus
+from fleet_controller.store.store import JobRow
+
+
+@dataclass(slots=True)
+class JobOnBoard:
+    """One job and its trials by id, in plan order."""
+
+    row: JobRow
+    trials: dict[str, Trial]
+
+    @property
+    def state(self) -> str:
+        """queued, running, done, failed or cancelled."""
+        return job_state(self.trials.values(), self.row.cancelled)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will happen to it."""
+        return all(is_over(trial, self.row.cancelled) for trial in self.trials.values())
+
+
+class Board:
+    """Jobs that are not over, and those that ended while this controller ran."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobOnBoard] = {}
+        self._changed = asyncio.Event()
+
+    def put(self, row: JobRow, trials: Iterable[Trial]) -> None:
+        """A job that was submitted, or read from the store."""
+        self.jobs[row.job_id] = JobOnBoard(row, {trial.spec.trial_id: trial for trial in trials})
+        self.tell()
+
+    def change(self, trial_id: str, attempt: Attempt) -> Trial | None:
+        """Put an attempt in its place; the trial after it, None when it is of no job here."""
+        job = self.job_of(trial_id)
+        if job is None:
+            return None
+        trial = job.trials[trial_id] = job.trials[trial_id].changed(attempt)
+        self.tell()
+        return trial
+
+    def cancel(self, job_id: str) -> list[Trial]:
+        """Mark the job cancelled; its trials that are active now."""
+        job = self.jobs[job_id]
+        job.row = replace(job.row, cancelled=True)
+        self.tell()
+        return [trial for trial in job.trials.values() if trial.is_active]
+
+    def job_of(self, trial_id: str) -> JobOnBoard | None:
+        """The job that holds the trial."""
+        return next((job for job in self.jobs.values() if trial_id in job.trials), None)
+
+    def schedulable(self) -> Iterator[JobTrials]:
+        """Open jobs as the scheduler wants them, oldest first."""
+        for job in self.jobs.values():
+            if not job.is_over:
+                yield JobTrials(job.row.job_id, tuple(job.trials.values()), job.row.cancelled)
+
+    def active_on(self, host: str) -> list[tuple[JobOnBoard, Trial]]:
+        """Attempts begun on that host and not over."""
+        found = []
+        for job in self.jobs.values():
+            found += [(job, trial) for trial in job.trials.values() if trial.is_active and trial.spec.host == host]
+        return found
+
+    def tell(self) -> None:
+        """Wake whoever waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change; take it before looking, so that no change falls between look and wait."""
+        return self._changed
+
+
+async def wait_for(change: asyncio.Event, timeout_s: float) -> None:
+    """Returns when the event is set, or after the timeout."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await change.wait()
+    except TimeoutError:
+        return
+
+
+def summary(row: JobRow, trials: Iterable[Trial]) -> JobSummary:
+    """A job as it is listed."""
+    trials = list(trials)
+    return JobSummary(
+        job_id=row.job_id,
+        name=row.name,
+        state=job_state(trials, row.cancelled),
+        submitted_unix_ns=row.submitted_unix_ns,
+        trials=len(trials),
+        trials_over=sum(is_over(trial, row.cancelled) for trial in trials),
+        engine=row.engine,
+        time_scale=row.time_scale,
+    )
+
+
+def detail(row: JobRow, trials: Iterable[Trial]) -> JobDetail:
+    """A job with all its trials."""
+    trials = list(trials)
+    return JobDetail(summary(row, trials), tuple(status(trial) for trial in trials), row.yaml)
+
+
+def look(job: JobOnBoard, seen: dict[str, TrialStatus]) -> JobChange:
+    """The job now, with the trials that differ from what was `seen`, which is brought up to date."""
+    now = {trial_id: status(trial) for trial_id, trial in job.trials.items()}
+    changed = tuple(entry for trial_id, entry in now.items() if seen.get(trial_id) != entry)
+    seen.update(now)
+    trials = list(job.trials.values())
+    return JobChange(summary(job.row, trials), changed, 0.0 if job.is_over else left_s(trials, job.row.planned_s))
+
+
+def status(trial: Trial, number: int = 0) -> TrialStatus:
+    """One attempt of a trial, the newest unless `number` says which."""
+    spec = trial.spec
+    attempt = next((known for known in trial.attempts if known.number == number), trial.newest)
+    base = TrialStatus(spec.trial_id, spec.variant, spec.host, spec.block)
+    if attempt is None:
+        return base
+    return replace(
+        base,
+        attempt=attempt.number,
+        phase=attempt.phase,
+        outcome=attempt.outcome,
+        kind=attempt.kind,
+        failure_class=attempt.failure_class,
+        message=attempt.message,
+        runs=attempt.runs,
+    )
+
+
+def closed(attempt: Attempt, kind: ErrorKind, failure_class: str, message: str, now_unix_ns: int) -> Attempt:
+    """An attempt that the controller itself ends, because no agent will tell its end."""
+    return replace(
+        attempt,
+        phase=Phase.OVER,
+        outcome=Outcome.FAILED,
+        kind=kind,
+        failure_class=failure_class,
+        message=message,
+        ended_unix_ns=now_unix_ns,
+    )

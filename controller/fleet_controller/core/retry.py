@@ -1,0 +1,45 @@
+"""Owns when a failed trial is tried again, as one table by error kind; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet_protos.errors import ErrorKind
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """How many failures of one kind a trial may have and still be tried again, and the pause before that in seconds."""
+
+    retries: int
+    pause_s: float = 0.0
+
+
+NEVER = RetryRule(0)
+
+# What would fail again is not tried again: the user's configuration, memory that is too small, results that gates voided, our own bugs.
+RULES: Mapping[ErrorKind, RetryRule] = {
+    ErrorKind.CONFIG: NEVER,
+    ErrorKind.DEPLOY_FAILED: NEVER,
+    ErrorKind.SERVER_OOM: NEVER,
+    ErrorKind.GATE_VOIDED: NEVER,
+    ErrorKind.BUG: NEVER,
+    ErrorKind.SERVER_LAUNCH: RetryRule(1, pause_s=1.0),
+    ErrorKind.SERVER_UNHEALTHY: RetryRule(1, pause_s=1.0),
+    ErrorKind.SERVER_EXITED: RetryRule(2, pause_s=1.0),
+    ErrorKind.LOAD_FAILED: RetryRule(1),
+    ErrorKind.CONFLICT: RetryRule(3, pause_s=1.0),
+    ErrorKind.AGENT_RESTARTED: RetryRule(3),
+    ErrorKind.HOST_UNREACHABLE: RetryRule(3, pause_s=5.0),
+}
+
+
+def rule_for(kind: ErrorKind) -> RetryRule:
+    """The rule of a kind; one that has no row is never retried."""
+    return RULES.get(kind, NEVER)
+
+
+def may_retry(failures: Sequence[ErrorKind]) -> bool:
+    """True when the last of a trial's failures leaves it another attempt; kinds are counted apart."""
+    return bool(failures) and failures.count(failures[-1]) <= rule_for(failures[-1]).retries

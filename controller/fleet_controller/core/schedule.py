@@ -1,0 +1,79 @@
+"""Owns which trial starts next on which host: one at a time a host, in plan order, older jobs first. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fleet_protos.trial import Outcome
+
+from fleet_controller.core.retry import rule_for
+from fleet_controller.core.state import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrials:
+    """The trials of one job in plan order."""
+
+    job_id: str
+    trials: Sequence[Trial]
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin this attempt of this trial on its host."""
+
+    trial_id: str
+    attempt: int
+    host: str
+
+
+def next_starts(jobs: Iterable[JobTrials], connected: Iterable[str], now_unix_ns: int) -> tuple[Start, ...]:
+    """What to begin now: at most one on each connected host that has nothing active. `jobs` are oldest first.
+
+    A second trial would share the host's CPUs and links and so disturb the first one's numbers, even on other GPUs.
+    """
+    jobs = list(jobs)
+    busy = {trial.spec.host for job in jobs for trial in job.trials if trial.is_active}
+    starts: dict[str, Start] = {}
+    free = set(connected) - busy
+    for trial in _waiting(jobs):
+        host = trial.spec.host
+        if host in free and host not in starts and pause_left_s(trial, now_unix_ns) <= 0:
+            starts[host] = Start(trial.spec.trial_id, len(trial.attempts) + 1, host)
+    return tuple(starts.values())
+
+
+def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
+    """Seconds until the trial may be tried again; 0 for one that has not failed."""
+    newest = trial.newest
+    if newest is None or newest.outcome is not Outcome.FAILED:
+        return 0.0
+    return max(0.0, rule_for(newest.kind).pause_s - (now_unix_ns - newest.ended_unix_ns) / 1e9)
+
+
+def left_s(trials: Sequence[Trial], planned_s: float) -> float:
+    """Wall seconds that a job's trials still need: the median of its finished attempts for each trial left, hosts side by side.
+
+    Before one has finished: `planned_s`, the plan's guess.
+    """
+    took_s = sorted(
+        (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9
+        for trial in trials
+        for attempt in trial.attempts
+        if attempt.outcome is Outcome.OK and attempt.started_unix_ns
+    )
+    if not took_s:
+        return planned_s
+    waiting: dict[str, int] = {}
+    for trial in trials:
+        if trial.is_active or trial.may_start:
+            waiting[trial.spec.host] = waiting.get(trial.spec.host, 0) + 1
+    return took_s[len(took_s) // 2] * max(waiting.values(), default=0)
+
+
+def _waiting(jobs: Sequence[JobTrials]) -> Iterator[Trial]:
+    for job in jobs:
+        if not job.cancelled:
+            yield from (trial for trial in job.trials if trial.may_start)

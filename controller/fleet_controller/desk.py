@@ -1,0 +1,90 @@
+"""Owns the one place where the controller's state changes: store first, then board, then metrics, in the order of the calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from fleet_protos.events import Event
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import Artifact
+
+from fleet_controller.board import Board, JobOnBoard
+from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.store.store import JobRow, Store
+
+T = TypeVar("T")
+
+
+class Desk:
+    """Store, board and metrics of a working controller."""
+
+    def __init__(self, store: Store, series: RunSeries) -> None:
+        self.board = Board()
+        self.series = series
+        self._store = store
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")  # one owner: writes never interleave
+
+    async def load(self) -> None:
+        """Put the jobs that are not over back on the board; show all in the metrics."""
+        for row in await self.ask(self._store.jobs):
+            trials = await self.ask(partial(self._store.trials, row.job_id))
+            for trial in trials:
+                if trial.newest is not None:
+                    self._show(trial.spec.trial_id, trial.newest)
+            if not JobOnBoard(row, {trial.spec.trial_id: trial for trial in trials}).is_over:
+                self.board.put(row, trials)
+
+    async def add_job(self, row: JobRow, trials: list[Trial]) -> None:
+        """A job that was submitted."""
+        await self.ask(partial(self._store.add_job, row, [trial.spec for trial in trials]))
+        self.board.put(row, trials)
+
+    async def cancel_job(self, job_id: str) -> list[Trial]:
+        """Nothing of it starts any more; the trials that are active now."""
+        await self.ask(partial(self._store.cancel_job, job_id))
+        return self.board.cancel(job_id)
+
+    async def find_job(self, start: str) -> JobRow:
+        """The job with this id or the only one whose id begins so. Raises ConfigError."""
+        return await self.ask(partial(self._store.find_job, start))
+
+    async def save(self, trial_id: str, attempt: Attempt) -> None:
+        """An attempt that the controller itself begins or closes."""
+        await self.ask(partial(self._store.save_attempt, trial_id, attempt))
+        self._changed(trial_id, attempt)
+
+    async def record(self, agent_id: str, host: str, event: Event) -> Trial | None:
+        """An event that an agent told; the trial after it, None when nothing new came of it."""
+        attempt = await self.ask(partial(self._store.record, agent_id, host, event))
+        return None if attempt is None else self._changed(event.trial_id, attempt)
+
+    async def last_sequence(self, agent_id: str) -> int:
+        """Up to here that agent's events are stored."""
+        return await self.ask(partial(self._store.last_sequence, agent_id))
+
+    async def wanted_artifacts(self, agent_id: str) -> list[Artifact]:
+        """Files that the agent told of and that are not here yet."""
+        return await self.ask(partial(self._store.wanted_artifacts, agent_id))
+
+    async def artifact_fetched(self, name: str) -> None:
+        """The file is here, whole."""
+        await self.ask(partial(self._store.artifact_fetched, name))
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """Do a piece of store work on the store's own thread, in order."""
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def close(self) -> None:
+        """Let the store's thread end."""
+        self._disk.shutdown()
+
+    def _changed(self, trial_id: str, attempt: Attempt) -> Trial | None:
+        self._show(trial_id, attempt)
+        return self.board.change(trial_id, attempt)
+
+    def _show(self, trial_id: str, attempt: Attempt) -> None:
+        self.series.trial(f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None)

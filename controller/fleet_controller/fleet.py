@@ -1,0 +1,179 @@
+"""Owns the controller's work: follows its agents, stores what they tell, starts what is next, fetches files. The core decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from fleet_protos.errors import ConfigError, HostUnreachable
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import TrialSpec
+
+from fleet_controller.agents import AgentClient
+from fleet_controller.board import detail, look, wait_for
+from fleet_controller.core.estimate import estimate
+from fleet_controller.core.plan import make_plan, trial_spec
+from fleet_controller.core.schedule import Start, next_starts
+from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.desk import Desk
+from fleet_controller.host import HostLine
+from fleet_controller.reading import StoredJobs
+from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail, TrialStatus
+from fleet_controller.spec.findings import ERROR, JobRejected
+from fleet_controller.spec.load import LoadedJob, load_job
+from fleet_controller.store.store import JobRow, Store
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 1.0  # for pauses between attempts, which no event ends
+_FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
+_LAST_FILES_S = 20.0  # how long the end waits for files that are still being fetched
+
+
+class Fleet:
+    """A `Controller` with agents. `run` must be running for anything to move."""
+
+    def __init__(self, store: Store, folder: Path, agents: Sequence[AgentClient], series: RunSeries | None = None) -> None:
+        self._desk = Desk(store, series or RunSeries())
+        self._stored = StoredJobs(store, folder / "artifacts")
+        self._lines = [HostLine(agent, self._desk, folder / "artifacts") for agent in agents]
+
+    # Work
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Follow the agents and start trials until `stopping`; then fetch what is still owed and hang up."""
+        await self._desk.load()
+        async with asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(line.follow()) for line in self._lines]
+            working += [tasks.create_task(line.fetch_files()) for line in self._lines]
+            working.append(tasks.create_task(self._keep_starting()))
+            await stopping.wait()
+            await self._last_files()
+            for task in working:
+                task.cancel()
+        for line in self._lines:
+            await line.agent.close()
+        self._desk.close()
+
+    async def _keep_starting(self) -> None:
+        while True:
+            changed = self._desk.board.next_change()
+            connected = [line.host for line in self._lines if line.connected]
+            for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
+                await self._begin(start)
+            await wait_for(changed, _LOOK_AGAIN_S)
+
+    async def _begin(self, start: Start) -> None:
+        """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
+        await self._desk.save(start.trial_id, Attempt(start.attempt))
+        await self._line(start.host).hand_over()
+
+    def _line(self, host: str) -> HostLine:
+        return next(line for line in self._lines if line.host == host)
+
+    async def _last_files(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_FILES_S):
+                for line in self._lines:
+                    await line.all_fetched()
+        except TimeoutError:
+            log.warning("some files of trials were not fetched; the next start of a controller goes on with them")
+
+    # What fleetctl asks
+
+    async def submit(self, yaml: str, file_name: str) -> str:
+        """Take a job; its id. Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits."""
+        loaded = load_job(yaml, file_name)
+        await self._first_contact()
+        plan = make_plan(loaded.job, loaded.job.hosts.among({line.host: line.labels for line in self._lines if line.connected}))
+        if plan.is_refused:
+            raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
+        job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
+        specs = [trial_spec(loaded.job, plan, planned, 1, job_id) for planned in plan.trials]
+        self._refuse_what_cannot_run(specs)
+        row = _row(job_id, loaded, estimate(plan, loaded.job))
+        await self._desk.add_job(row, [Trial(spec) for spec in specs])
+        return job_id
+
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        """All jobs, the newest first."""
+        return await self._stored.jobs()
+
+    async def job(self, job_id: str) -> JobDetail:
+        """One job by its id or a unique start of it."""
+        row = await self._desk.find_job(job_id)
+        on_board = self._desk.board.jobs.get(row.job_id)
+        return detail(on_board.row, on_board.trials.values()) if on_board else await self._stored.job(row.job_id)
+
+    async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
+        """What changes, until the job is over."""
+        row = await self._desk.find_job(job_id)
+        seen: dict[str, TrialStatus] = {}
+        job = self._desk.board.jobs.get(row.job_id)
+        if job is None:
+            async for change in self._stored.watch(row.job_id):
+                yield change
+            return
+        while True:
+            changed = self._desk.board.next_change()
+            yield look(job, seen)
+            if job.is_over:
+                return
+            await changed.wait()
+
+    async def cancel(self, job_id: str) -> int:
+        """Start nothing more of the job and end what runs; counts the trials that this ended or kept from starting."""
+        row = await self._desk.find_job(job_id)
+        job = self._desk.board.jobs.get(row.job_id)
+        if job is None or job.is_over:
+            return 0
+        waiting = sum(not trial.is_active and trial.may_start for trial in job.trials.values())
+        active = await self._desk.cancel_job(row.job_id)
+        for line in self._lines:
+            if line.connected:
+                await line.cancel_what_is_cancelled()
+        return waiting + len(active)
+
+    async def hosts(self) -> tuple[HostStatus, ...]:
+        """All hosts that this controller was given."""
+        return tuple(line.status() for line in self._lines)
+
+    async def results(self, job_id: str) -> Results:
+        """Every stored run of a job."""
+        return await self._stored.results(job_id)
+
+    async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
+        """One attempt of a trial, 0 = the newest."""
+        return await self._stored.trial(trial_id, attempt, with_log)
+
+    async def _first_contact(self) -> None:
+        """Wait until an agent is connected; tells each one's trouble when none is in time."""
+        deadline_s = time.monotonic() + _FIRST_CONTACT_S
+        while not any(line.connected for line in self._lines):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                troubles = "; ".join(f"{line.agent.address}: {line.trouble or 'no answer yet'}" for line in self._lines)
+                raise HostUnreachable(f"no agent is connected ({troubles or 'none was named'})", "start an agent, or name its address")
+            await wait_for(self._desk.board.next_change(), left_s)
+
+    def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec]) -> None:
+        for spec in specs:
+            room = self._line(spec.host).room_for(spec.engine.kind)
+            if spec.engine.gpus > room:
+                raise ConfigError(
+                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, host {spec.host} has {room} for {spec.engine.kind.name.lower()}",
+                    "lower engine.gpus and the parallel sizes, or choose other hosts",
+                )
+
+
+def _row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
+    engine = loaded.job.engine
+    kind = engine.kind.name.lower()
+    time_scale = engine.simulation.time_scale if kind == "simulated" else 1.0
+    return JobRow(job_id, loaded.job.name, loaded.text, loaded.file_name, time.time_ns(), kind, time_scale, planned_s)
+
+

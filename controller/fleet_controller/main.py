@@ -1,0 +1,57 @@
+"""Owns the start and the stop of `fleet-controller`, the controller as a daemon; `fleetctl run` and `up` embed the same parts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from fleet_protos import __version__
+from fleet_protos.errors import ExitCode, FleetError
+
+log = logging.getLogger(__name__)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of `fleet-controller`."""
+    parse = argparse.ArgumentParser(prog="fleet-controller", description="Schedules jobs over agents and keeps their results.")
+    parse.add_argument("--version", action="version", version=f"fleet-controller {__version__}")
+    parse.add_argument("--state", type=Path, required=True, help="folder of its artifacts, socket and (by default) its store")
+    parse.add_argument("--store", default="", help="store: a file or a database URL (default: store.sqlite3 in the state folder)")
+    parse.add_argument("--agent", action="append", default=[], metavar="ADDRESS", help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it")
+    parse.add_argument("--listen", default="", help="unix:PATH or 127.0.0.1:PORT for fleetctl (default: a socket in the state folder)")
+    parse.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on 127.0.0.1 (default: none)")
+    return parse
+
+
+def main() -> int:
+    """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
+    options = parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(_serve(options))
+    except FleetError as error:
+        print(f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
+        return error.exit_code
+    return ExitCode.DONE
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    from fleet_controller.working import working  # noqa: PLC0415 - flags and --version answer without gRPC and SQLAlchemy
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    state: Path = options.state.absolute()
+    async with working(state, options.agent, store=options.store, listen=options.listen, metrics_port=options.metrics_port) as here:
+        log.info("listening on %s with %d agents", here.address, len(options.agent))
+        await stopping.wait()
+    log.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Owns the answers that need only the store: the same for a running controller and for a command that finds none. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from fleet_protos.errors import ConfigError, HostUnreachable
+
+from fleet_controller.board import detail, status, summary
+from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+from fleet_controller.store.store import Store
+
+_LOG_LIMIT_BYTES = 1 << 20
+_NO_CONTROLLER = "no controller is running"
+_START_ONE = "start one with `fleetctl up`, or use `fleetctl run JOB`"
+
+
+class StoredJobs:
+    """A `Controller` that can be asked and never told: for commands when no controller runs."""
+
+    def __init__(self, store: Store, artifacts: Path) -> None:
+        self._store = store
+        self._artifacts = artifacts
+
+    async def submit(self, yaml: str, file_name: str) -> str:
+        """Needs a controller. Raises HostUnreachable."""
+        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+
+    async def cancel(self, job_id: str) -> int:
+        """Needs a controller. Raises HostUnreachable."""
+        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+
+    async def hosts(self) -> tuple[HostStatus, ...]:
+        """Needs a controller. Raises HostUnreachable."""
+        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        """All jobs, the newest first."""
+        return await asyncio.to_thread(self._jobs)
+
+    async def job(self, job_id: str) -> JobDetail:
+        """One job by its id or a unique start of it."""
+        return await asyncio.to_thread(self._job, job_id)
+
+    async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
+        """The job as it is; without a controller nothing changes."""
+        found = await self.job(job_id)
+        yield JobChange(found.job, found.trials)
+
+    async def results(self, job_id: str) -> Results:
+        """Every stored run of a job."""
+        return await asyncio.to_thread(self._results, job_id)
+
+    async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
+        """One attempt of a trial, 0 = the newest."""
+        return await asyncio.to_thread(self._trial, trial_id, attempt, with_log)
+
+    def _jobs(self) -> tuple[JobSummary, ...]:
+        return tuple(summary(row, self._store.trials(row.job_id)) for row in reversed(self._store.jobs()))
+
+    def _job(self, start: str) -> JobDetail:
+        row = self._store.find_job(start)
+        return detail(row, self._store.trials(row.job_id))
+
+    def _results(self, start: str) -> Results:
+        row = self._store.find_job(start)
+        return Results(summary(row, self._store.trials(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
+
+    def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
+        trial = self._store.find_trial(trial_id)
+        if attempt and all(known.number != attempt for known in trial.attempts):
+            raise ConfigError(f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}")
+        found = status(trial, attempt)
+        events = tuple(self._store.events(trial_id, found.attempt))
+        log = self._log(trial_id, found.attempt) if with_log else ""
+        return TrialDetail(found, events, log)
+
+    def _log(self, trial_id: str, attempt: int) -> str:
+        path = self._artifacts / trial_id / str(attempt) / "server-log.txt"
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_LIMIT_BYTES))
+            return file.read().decode(errors="replace")

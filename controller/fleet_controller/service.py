@@ -1,0 +1,119 @@
+"""Owns the controller's gRPC door: messages in, calls on a `Controller`, messages out; errors become status codes here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+from fleet_protos.codec import to_proto
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.sockets import bind
+from fleet_protos.v1 import controller_pb2 as pb
+from fleet_protos.v1 import controller_pb2_grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
+
+from fleet_controller.report.values import Controller
+
+_STATUS = {
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    Conflict: grpc.StatusCode.FAILED_PRECONDITION,
+    HostUnreachable: grpc.StatusCode.UNAVAILABLE,
+    Bug: grpc.StatusCode.INTERNAL,
+}
+_OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 256 << 20)]
+Context = aio.ServicerContext[Any, Any]
+
+
+async def _refuse(context: Context, error: FleetError) -> NoReturn:
+    """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl` shows as they are."""
+    code = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
+    await context.abort(code, f"{error.message}\n{error.hint}" if error.hint else error.message)
+
+
+class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
+    """What `fleetctl` calls, over the `Controller` that does it."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobResponse:
+        """Take a job file's text."""
+        try:
+            job_id = await self._controller.submit(request.yaml, request.file_name)
+            job = await self._controller.job(job_id)
+        except FleetError as error:
+            await _refuse(context, error)
+        return pb.SubmitJobResponse(job_id=job_id, trials=job.job.trials)
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
+        """A job with its trials."""
+        try:
+            return to_proto(await self._controller.job(request.job_id), pb.GetJobResponse())
+        except FleetError as error:
+            await _refuse(context, error)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
+        """All jobs, the newest first."""
+        try:
+            jobs = await self._controller.jobs()
+        except FleetError as error:
+            await _refuse(context, error)
+        return pb.ListJobsResponse(jobs=[to_proto(job, pb.JobSummary()) for job in jobs])
+
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.WatchJobResponse]:
+        """What changes, until the job is over."""
+        try:
+            async for change in self._controller.watch(request.job_id):
+                yield to_proto(change, pb.WatchJobResponse())
+        except FleetError as error:
+            await _refuse(context, error)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:
+        """End a job."""
+        try:
+            return pb.CancelJobResponse(trials_cancelled=await self._controller.cancel(request.job_id))
+        except FleetError as error:
+            await _refuse(context, error)
+
+    async def ListHosts(self, request: pb.ListHostsRequest, context: Context) -> pb.ListHostsResponse:
+        """All hosts, connected or not."""
+        try:
+            hosts = await self._controller.hosts()
+        except FleetError as error:
+            await _refuse(context, error)
+        return pb.ListHostsResponse(hosts=[to_proto(host, pb.HostStatus()) for host in hosts])
+
+    async def GetResults(self, request: pb.GetResultsRequest, context: Context) -> pb.GetResultsResponse:
+        """Every stored run of a job."""
+        try:
+            return to_proto(await self._controller.results(request.job_id), pb.GetResultsResponse())
+        except FleetError as error:
+            await _refuse(context, error)
+
+    async def GetTrial(self, request: pb.GetTrialRequest, context: Context) -> pb.GetTrialResponse:
+        """One attempt of a trial with its events."""
+        try:
+            trial = await self._controller.trial(request.trial_id, request.attempt, request.with_log)
+        except FleetError as error:
+            await _refuse(context, error)
+        return to_proto(trial, pb.GetTrialResponse())
+
+
+@asynccontextmanager
+async def serving(controller: Controller, address: str) -> AsyncIterator[str]:
+    """Serve it at `address` while inside, with the standard health service; yields the address with its real port."""
+    server = aio.server(options=_OPTIONS)
+    controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(controller), server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    bound = bind(server, address)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace=1.0)

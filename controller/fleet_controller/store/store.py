@@ -1,0 +1,274 @@
+"""Owns every read and write of the store. Synchronous, one transaction a call: an event and all that follows from it, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_protos import events as ev
+from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
+from fleet_protos.errors import ConfigError
+from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.v1 import trial_pb2
+from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
+
+from fleet_controller.analysis.launches import StoredRun
+from fleet_controller.core.state import Attempt, Trial, after
+from fleet_controller.store import tables as t
+from fleet_controller.store.schema import connect
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as submitted. `planned_s`: the plan's guess of its wall seconds."""
+
+    job_id: str
+    name: str
+    yaml: str
+    file_name: str
+    submitted_unix_ns: int
+    engine: str
+    time_scale: float
+    planned_s: float
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WantedArtifact:
+    """A file that an agent holds and that was not fetched yet."""
+
+    agent_id: str
+    artifact: Artifact
+
+
+class Store:
+    """Jobs, trials, attempts, events, runs and artifacts. One writer; any number of readers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, address: str, *, read_only: bool = False) -> Store:
+        """`address` is a file path or a SQLAlchemy URL. Raises ConfigError, Conflict."""
+        return cls(connect(address, read_only=read_only))
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    # Jobs
+
+    def add_job(self, job: JobRow, specs: Sequence[TrialSpec]) -> None:
+        """Keep a job and its planned trials, in plan order."""
+        columns = {name: getattr(job, name) for name in JobRow.__dataclass_fields__}
+        rows = [
+            {
+                "trial_id": spec.trial_id,
+                "job_id": job.job_id,
+                "position": position,
+                "variant": spec.variant,
+                "host": spec.host,
+                "block": spec.block,
+                "spec": to_json(spec, trial_pb2.TrialSpec()),
+            }
+            for position, spec in enumerate(specs, start=1)
+        ]
+        with self._engine.begin() as connection:
+            connection.execute(insert(t.jobs).values(columns))
+            connection.execute(insert(t.trials), rows)
+
+    def cancel_job(self, job_id: str) -> None:
+        """Nothing of it starts any more."""
+        with self._engine.begin() as connection:
+            connection.execute(update(t.jobs).where(t.jobs.c.job_id == job_id).values(cancelled=True))
+
+    def jobs(self) -> list[JobRow]:
+        """All jobs, oldest first."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(select(t.jobs).order_by(t.jobs.c.submitted_unix_ns, t.jobs.c.job_id)).mappings()
+            return [JobRow(**row) for row in rows]
+
+    def find_job(self, start: str) -> JobRow:
+        """The job with this id or the only one whose id begins so. Raises ConfigError."""
+        with self._engine.connect() as connection:
+            exact = connection.execute(select(t.jobs).where(t.jobs.c.job_id == start)).mappings().first()
+            if exact:
+                return JobRow(**exact)
+            query = select(t.jobs).where(t.jobs.c.job_id.startswith(start, autoescape=True)).limit(6)
+            found = [JobRow(**row) for row in connection.execute(query).mappings()]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"{start!r} begins several job ids: {', '.join(job.job_id for job in found)}", "write more of it")
+        raise ConfigError(f"there is no job {start!r}", "`fleetctl ls` lists them")
+
+    def trials(self, job_id: str) -> list[Trial]:
+        """The job's trials in plan order, with their attempts."""
+        with self._engine.connect() as connection:
+            query = select(t.trials.c.spec).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)
+            found = {spec.trial_id: Trial(spec) for spec in map(_spec, connection.execute(query).scalars())}
+            query_attempts = (
+                select(t.attempts)
+                .join(t.trials, t.trials.c.trial_id == t.attempts.c.trial_id)
+                .where(t.trials.c.job_id == job_id)
+                .order_by(t.attempts.c.attempt)
+            )
+            for row in connection.execute(query_attempts).mappings():
+                found[row["trial_id"]] = found[row["trial_id"]].changed(_attempt(row))
+        return list(found.values())
+
+    def find_trial(self, trial_id: str) -> Trial:
+        """One trial with its attempts. Raises ConfigError when there is none."""
+        with self._engine.connect() as connection:
+            spec = connection.execute(select(t.trials.c.spec).where(t.trials.c.trial_id == trial_id)).scalar()
+            if spec is None:
+                raise ConfigError(f"there is no trial {trial_id!r}", "`fleetctl show JOB` lists the trials of a job")
+            query = select(t.attempts).where(t.attempts.c.trial_id == trial_id).order_by(t.attempts.c.attempt)
+            return Trial(_spec(spec), tuple(_attempt(row) for row in connection.execute(query).mappings()))
+
+    # Attempts
+
+    def save_attempt(self, trial_id: str, attempt: Attempt) -> None:
+        """Write an attempt as it is now: begun by the scheduler, or closed because its agent is gone."""
+        with self._engine.begin() as connection:
+            _write_attempt(connection, trial_id, attempt)
+
+    # Events
+
+    def last_sequence(self, agent_id: str) -> int:
+        """Of the newest stored event of that agent; 0 when it is new."""
+        with self._engine.connect() as connection:
+            query = select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
+            return connection.execute(query).scalar() or 0
+
+    def record(self, agent_id: str, host: str, event: ev.Event) -> Attempt | None:
+        """Store an event once, with the attempt, run and artifacts that follow from it; the attempt after it.
+
+        None when it was stored before, or when its trial is not of this store: then only the sequence number is noted.
+        """
+        with self._engine.begin() as connection:
+            if not _is_next(connection, agent_id, host, event.sequence):
+                return None
+            known = connection.execute(select(t.trials.c.trial_id).where(t.trials.c.trial_id == event.trial_id)).first()
+            if known is None:
+                return None
+            connection.execute(
+                insert(t.events).values(
+                    agent_id=agent_id,
+                    sequence=event.sequence,
+                    trial_id=event.trial_id,
+                    attempt=event.attempt,
+                    event=event_to_json(event),
+                )
+            )
+            attempt = after(_read_attempt(connection, event.trial_id, event.attempt), event, agent_id)
+            _write_attempt(connection, event.trial_id, attempt)
+            _write_results(connection, agent_id, event)
+            return attempt
+
+    def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
+        """All stored events of one attempt, in order."""
+        query = select(t.events.c.event).where(t.events.c.trial_id == trial_id, t.events.c.attempt == attempt).order_by(t.events.c.sequence)
+        with self._engine.connect() as connection:
+            return [event_from_json(text) for text in connection.execute(query).scalars()]
+
+    # Results
+
+    def runs(self, job_id: str) -> list[StoredRun]:
+        """Every stored run of a job with the outcome of its attempt, in plan order."""
+        query = (
+            select(t.runs, t.trials.c.variant, t.trials.c.host, t.trials.c.block, t.attempts.c.outcome)
+            .join(t.trials, t.trials.c.trial_id == t.runs.c.trial_id)
+            .join(t.attempts, (t.attempts.c.trial_id == t.runs.c.trial_id) & (t.attempts.c.attempt == t.runs.c.attempt))
+            .where(t.trials.c.job_id == job_id)
+            .order_by(t.trials.c.position, t.runs.c.attempt, t.runs.c.workload, t.runs.c.run_index)
+        )
+        with self._engine.connect() as connection:
+            return [
+                StoredRun(
+                    row["trial_id"],
+                    row["attempt"],
+                    row["variant"],
+                    row["host"],
+                    row["block"],
+                    Outcome(row["outcome"]),
+                    from_json(RunResult, row["run"], trial_pb2.RunResult()),
+                )
+                for row in connection.execute(query).mappings()
+            ]
+
+    def wanted_artifacts(self, agent_id: str) -> list[Artifact]:
+        """Files of that agent that were told of and not fetched."""
+        query = select(t.artifacts).where(t.artifacts.c.agent_id == agent_id, t.artifacts.c.fetched.is_(False)).order_by(t.artifacts.c.name)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).mappings()
+            return [Artifact(row["name"], row["sha256"], row["size_bytes"]) for row in rows]
+
+    def artifact_fetched(self, name: str) -> None:
+        """The file lies in the controller's artifact folder, its digest checked."""
+        with self._engine.begin() as connection:
+            connection.execute(update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True))
+
+
+def _spec(text: str) -> TrialSpec:
+    return from_json(TrialSpec, text, trial_pb2.TrialSpec())
+
+
+def _attempt(row: RowMapping) -> Attempt:
+    values: dict[str, Any] = {name: value for name, value in row.items() if name not in ("trial_id", "attempt")}
+    enums = {"phase": Phase(row["phase"]), "outcome": Outcome(row["outcome"]), "kind": ErrorKind(row["kind"])}
+    return Attempt(row["attempt"], **(values | enums))
+
+
+def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
+    columns = {name: getattr(attempt, name) for name in Attempt.__dataclass_fields__ if name != "number"}
+    return {name: int(value) if name in ("phase", "outcome", "kind") else value for name, value in columns.items()}
+
+
+def _read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
+    query = select(t.attempts).where(t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number)
+    row = connection.execute(query).mappings().first()
+    return _attempt(row) if row else Attempt(number)
+
+
+def _write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> None:
+    here = (t.attempts.c.trial_id == trial_id) & (t.attempts.c.attempt == attempt.number)
+    columns = _attempt_columns(attempt)
+    if not connection.execute(update(t.attempts).where(here).values(columns)).rowcount:
+        connection.execute(insert(t.attempts).values(trial_id=trial_id, attempt=attempt.number, **columns))
+
+
+def _is_next(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
+    """Note the sequence number; False when that event, or a later one, was stored before."""
+    last = connection.execute(select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)).scalar()
+    if last is None:
+        connection.execute(insert(t.agents).values(agent_id=agent_id, host=host, last_sequence=sequence))
+        return True
+    if sequence <= last:
+        return False
+    connection.execute(update(t.agents).where(t.agents.c.agent_id == agent_id).values(last_sequence=sequence))
+    return True
+
+
+def _write_results(connection: Connection, agent_id: str, event: ev.Event) -> None:
+    artifacts: Iterable[Artifact] = ()
+    if isinstance(event.body, ev.RunFinished):
+        run = event.body.run
+        key = {"trial_id": event.trial_id, "attempt": event.attempt, "workload": run.workload, "run_index": run.index}
+        connection.execute(insert(t.runs).values(**key, run=to_json(run, trial_pb2.RunResult())))
+        artifacts = [run.artifact] if run.artifact.name else []
+    if isinstance(event.body, ev.EvidenceCollected):
+        artifacts = event.body.artifacts
+    for artifact in artifacts:
+        connection.execute(
+            insert(t.artifacts).values(
+                name=artifact.name,
+                trial_id=event.trial_id,
+                attempt=event.attempt,
+                agent_id=agent_id,
+                sha256=artifact.sha256,
+                size_bytes=artifact.size_bytes,
+                fetched=False,
+            )
+        )
