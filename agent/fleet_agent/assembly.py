@@ -43,7 +43,7 @@ class Parts:
 async def assemble(options: argparse.Namespace) -> Parts:
     """Build everything. Raises ConfigError for bad flags, Conflict when the state folder or the address is in use."""
     state: Path = options.state.absolute()
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)
     host = options.host_name or telemetry.host_name()
     gpus = options.gpus if options.gpus >= 0 else telemetry.gpu_count()
     journal = Journal.open(state / "journal")

@@ -14,6 +14,7 @@ from fleet_protos.errors import ConfigError, ErrorKind, LoadFailed, ServerFailed
 from fleet_protos.trial import EngineKind, RunResult, TrialSpec, Workload
 
 from fleet_agent import evidence
+from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, run_gates
 from fleet_agent.engines.engine import Engine, Place
 from fleet_agent.load.messages import LoadRequest
@@ -193,6 +194,7 @@ class Errands:
             sglang=spec.engine.kind != EngineKind.EXTERNAL,
             model=spec.engine.model_path,
             time_scale=self._time_scale,
+            speculation=bool(spec.engine.args.get("speculative_algorithm")),
             parquet=str(self._folder / f"{evidence.safe(workload.name)}-{index:03d}.parquet"),
             metadata=metadata,
             salt_scope=spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else "",
@@ -223,6 +225,11 @@ class Errands:
         self._session = RecordedSession(
             launched.pid, launched.session_id, launched.start_ticks, self._place.token, launched.log_path, launched.boot_id
         )
+
+    async def close(self, order: CloseTrial) -> ev.Body:
+        """TrialOver with the content of the order; the port is free again."""
+        self.forget()
+        return ev.TrialOver(order.outcome, order.kind, order.failure_class, order.message)
 
     def forget(self) -> None:
         """Give back the port."""

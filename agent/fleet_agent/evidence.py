@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import urllib.request
@@ -58,16 +59,12 @@ def gather(folder: Path, root: Path) -> tuple[Artifact, ...]:
 async def scrape(url: str, target: Path) -> None:
     """Keep the server's /metrics as they are now; a server that does not answer leaves no file."""
 
-    def fetch() -> bytes:
+    def fetch() -> None:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as answer:
-            content: bytes = answer.read(_SCRAPE_LIMIT_BYTES)
-            return content
+            target.write_bytes(answer.read(_SCRAPE_LIMIT_BYTES))
 
-    try:
-        content = await asyncio.to_thread(fetch)
-    except (OSError, ValueError):
-        return
-    target.write_bytes(content)
+    with contextlib.suppress(OSError, ValueError):  # URLError and a truncated answer are among them
+        await asyncio.to_thread(fetch)
 
 
 def resolve(root: Path, name: str) -> Path:

@@ -8,9 +8,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fleet_protos import events as ev
-from fleet_protos.errors import Bug, ErrorKind, FleetError
+from fleet_protos.errors import ErrorKind, FleetError
 from fleet_protos.trial import Outcome, Phase, TrialSpec
 
 from fleet_agent.core import effects as fx
@@ -56,7 +57,6 @@ class TrialRunner:
                 while self.trial.phase != Phase.OVER:
                     body, cause = await self._inbox.queue.get()
                     await self._advance(body, cause, tasks)
-                self._errands.forget()
         except* Exception as broken:  # a top loop: whatever broke, the server must end and the trial must say so
             log.exception("trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken)
             await self._give_up(broken.exceptions[0])
@@ -86,35 +86,31 @@ class TrialRunner:
             await task
 
     async def _carry_out(self, order: fx.Effect, cause: int) -> None:
-        body = await self._result_of(order, cause)
-        self._inbox.put(body, cause)
+        self._inbox.put(await self._errand(order, cause), cause)
 
-    async def _result_of(self, order: fx.Effect, cause: int) -> ev.Body:
+    def _errand(self, order: fx.Effect, cause: int) -> Awaitable[ev.Body]:
         errands = self._errands
-        match order:
-            case fx.LaunchServer():
-                return await errands.launch(lambda body: self._inbox.put(body, cause))
-            case fx.AwaitReady(deadline_s=deadline_s):
-                return await errands.await_ready(deadline_s)
-            case fx.ProveConfiguration():
-                return await errands.prove()
-            case fx.WarmUp(workload=workload):
-                return await errands.warm_up(workload)
-            case fx.MeasureRun(workload=workload, index=index):
-                return await errands.measure(workload, index)
-            case fx.CollectEvidence():
-                return await errands.collect()
-            case fx.StopServer():
-                return await errands.stop()
-            case fx.CloseTrial():
-                return ev.TrialOver(order.outcome, order.kind, order.failure_class, order.message)
-        raise Bug(f"no errand for {order}")
+        table: dict[type, Callable[[Any], Awaitable[ev.Body]]] = {
+            fx.LaunchServer: lambda _: errands.launch(lambda body: self._inbox.put(body, cause)),
+            fx.AwaitReady: lambda await_ready: errands.await_ready(await_ready.deadline_s),
+            fx.ProveConfiguration: lambda _: errands.prove(),
+            fx.WarmUp: lambda warm_up: errands.warm_up(warm_up.workload),
+            fx.MeasureRun: lambda run: errands.measure(run.workload, run.index),
+            fx.CollectEvidence: lambda _: errands.collect(),
+            fx.StopServer: lambda _: errands.stop(),
+            fx.CloseTrial: errands.close,
+        }
+        return table[type(order)](order)
 
     async def _give_up(self, reason: Exception) -> None:
         """Last resort: stop the server by its recorded session and close the trial as our own fault."""
         with contextlib.suppress(FleetError, OSError):
             await self._errands.stop()
+        self._errands.forget()
         if self.trial.phase != Phase.OVER:
             ending = fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")
             self.trial = replace(self.trial, phase=Phase.OVER, ending=ending)
-            await self._record(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message), self.trial, 0)
+            try:
+                await self._record(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message), self.trial, 0)
+            except FleetError as error:  # a full disk, say: the next start of the agent finds the trial unfinished and ends it
+                log.error("trial %s: its end could not be journalled: %s", self.spec.trial_id, error.message)

@@ -26,7 +26,8 @@ Context = aio.ServicerContext[Any, Any]
 
 
 async def _refuse(context: Context, error: FleetError) -> NoReturn:
-    await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), f"{error.message} — {error.hint}" if error.hint else error.message)
+    text = f"{error.message} — {error.hint}" if error.hint else error.message
+    await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), text)
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
@@ -66,9 +67,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[agent_pb2.WatchEventsResponse]:
         """From the sequence number asked for, then for ever."""
         if request.agent_id and request.agent_id != self._journal.agent_id:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"this is agent {self._journal.agent_id}, not {request.agent_id}: its journal was made anew"
-            )
+            told = f"this is agent {self._journal.agent_id}, not {request.agent_id}: its journal was made anew"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
         async for event in self._agent.events(request.after_sequence):
             yield agent_pb2.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
 

@@ -165,7 +165,7 @@ class Fleet:
             room = self._line(spec.host).room_for(spec.engine.kind)
             if spec.engine.gpus > room:
                 raise ConfigError(
-                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, host {spec.host} has {room} for {spec.engine.kind.name.lower()}",
+                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, host {spec.host} has {room}",
                     "lower engine.gpus and the parallel sizes, or choose other hosts",
                 )
 

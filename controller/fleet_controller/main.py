@@ -40,7 +40,7 @@ def main() -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from fleet_controller.working import working  # noqa: PLC0415 - flags and --version answer without gRPC and SQLAlchemy
+    from fleet_controller.working import working
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -12,8 +12,8 @@ from fleet_protos.exposition import RunSeries
 from fleet_protos.sockets import listen_address
 
 from fleet_controller.agents import AgentClient
-from fleet_controller.lock import held
 from fleet_controller.fleet import Fleet
+from fleet_controller.lock import held
 from fleet_controller.service import serving
 from fleet_controller.store.store import Store
 
@@ -31,7 +31,7 @@ async def working(
     folder: Path, agents: Sequence[str], *, store: str = "", listen: str = "", metrics_port: int = 0
 ) -> AsyncIterator[Working]:
     """A controller that works while inside. `agents` are addresses. Raises Conflict when another one works in `folder`, ConfigError."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     with held(folder / "controller.lock"):
         database = Store.open(store or str(folder / "store.sqlite3"))
         series = RunSeries()

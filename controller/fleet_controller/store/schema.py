@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_protos.errors import ConfigError, Conflict
-from sqlalchemy import Engine, create_engine, event, inspect, text
+from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 HEAD = "0001"  # the newest revision in migrations/versions; a test compares
@@ -20,17 +20,37 @@ def connect(address: str, *, read_only: bool = False) -> Engine:
     """
     try:
         engine = create_engine(address) if "://" in address else _sqlite(Path(address), read_only)
-        with engine.connect() as connection:
-            found = _revision(connection)
-        if found == HEAD:
-            return engine
-        if read_only:
-            raise ConfigError(f"the store {address} has tables of revision {found or 'none'}, this version reads {HEAD}", "run a job first")
-        _upgrade(engine, address, found)
-    except (SQLAlchemyError, OSError) as error:
-        cause = getattr(error, "orig", None) or error
-        raise ConfigError(f"cannot open the store {address}: {cause}", "is it a benchfleet store, and may you write there?") from error
+    except (SQLAlchemyError, ImportError, OSError) as error:
+        raise _unusable(address, error) from error
+    try:
+        _bring_to_head(engine, address, read_only)
+    except BaseException as error:
+        engine.dispose()
+        if isinstance(error, SQLAlchemyError):
+            raise _unusable(address, error) from error
+        raise
     return engine
+
+
+def _unusable(address: str, error: Exception) -> ConfigError:
+    cause = getattr(error, "orig", None) or error
+    return ConfigError(f"cannot open the store {_public(address)}: {cause}", "is it a benchfleet store, and may you write there?")
+
+
+def _public(address: str) -> str:
+    """The address without its password."""
+    return make_url(address).render_as_string(hide_password=True) if "://" in address else address
+
+
+def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
+    with engine.connect() as connection:
+        found = _revision(connection)
+    if found == HEAD:
+        return
+    if read_only:
+        message = f"the store {_public(address)} has tables of revision {found or 'none'}, this version reads {HEAD}"
+        raise ConfigError(message, "run a job first: a controller brings it up to date")
+    _upgrade(engine, address, found)
 
 
 def _sqlite(path: Path, read_only: bool) -> Engine:
@@ -74,6 +94,6 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except CommandError as error:
-        raise Conflict(f"the store {address} has tables of revision {found}, unknown to this version", "update benchfleet") from error
+        raise Conflict(f"the store {_public(address)} has tables of revision {found}, unknown to this version", "update benchfleet") from error
     except DatabaseError as error:
-        raise ConfigError(f"the tables of {address} cannot be made: {error.orig}", "use an empty database") from error
+        raise ConfigError(f"the tables of {_public(address)} cannot be made: {error.orig}", "use an empty database") from error

@@ -24,6 +24,7 @@ class Wanted:
     meta_info: bool = False
     spec_details: bool = False
     cached_details: bool = False
+    output_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,8 @@ def sglext(generation: Generation, telling: Telling) -> dict[str, Any] | None:
     if telling.wanted.spec_details and telling.draft_tokens:
         blank = {"spec_cap_length": 0.0, "spec_block_accept_length": 0.0, "spec_cap_lens_histogram": []}
         told["spec_tokens_details"] = {**spec_counts(generation, telling.draft_tokens), **blank}
+    if telling.wanted.output_ids:
+        told["output_ids"] = [[int(token) for token in telling.words.ids(generation.entry, generation.done).split(b",")]]
     return told or None
 
 

@@ -105,6 +105,7 @@ def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | No
         meta_info=bool(body.get("return_meta_info")),
         spec_details=bool(body.get("return_spec_tokens_details")),
         cached_details=bool(body.get("return_cached_tokens_details")),
+        output_ids=bool(body.get("return_output_ids_in_sglext")) and "messages" in body,
     )
     return Ask(prompt, limit, bool(body.get("ignore_eos")), str(body.get("model") or "default"), wanted)
 

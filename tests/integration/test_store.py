@@ -1,0 +1,210 @@
+"""The store on a real database: SQLite always, PostgreSQL where its server is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from fleet_controller.core.state import Attempt
+from fleet_controller.store import schema
+from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.tables import metadata
+from fleet_protos import events as ev
+from fleet_protos.errors import ConfigError, ErrorKind
+from fleet_protos.trial import Artifact, EngineKind, EngineSpec, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+
+JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
+SPECS = [
+    TrialSpec(trial_id=f"job-1-b1-v{index}", job_id="job-1", variant=f"v{index}", block=1, host="here", engine=EngineSpec(EngineKind.SIMULATED))
+    for index in (1, 2)
+]
+RUN = RunResult(
+    "single", 1, 7, 5.5, 20.0, 1, 0, 500, {"output_tok_s": 88.8},
+    (Gate("prefix_cache_hit", GateEffect.VOID_RUN, "why"),), Artifact("job-1-b1-v1/1/single-001.parquet", "ab", 12),
+)  # fmt: skip
+
+
+def told(sequence: int, body: ev.Body, phase: Phase = Phase.MEASURING) -> ev.Event:
+    return ev.Event(sequence, 100 + sequence, SPECS[0].trial_id, 1, 0, phase, body)
+
+
+def postgres_binaries() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a private server on a Unix socket, run as `nobody` when we are root (it refuses to run as root); empty without one."""
+    binaries = postgres_binaries()
+    if binaries is None:
+        yield ""
+        return
+    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/bf-pg-XXXXXX"], text=True).strip())
+    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.getuid() == 0 else []
+    if user:
+        shutil.chown(folder, "nobody", "nogroup")
+    data = folder / "data"
+    subprocess.run([*user, binaries / "initdb", "-D", data, "-U", "bench", "--no-sync", "-A", "trust"], check=True, capture_output=True, cwd="/")
+    options = f"-k {folder} -c listen_addresses= -c fsync=off"
+    start = [*user, binaries / "pg_ctl", "-D", data, "-o", options, "-l", folder / "log", "-w", "start"]
+    subprocess.run(start, check=True, capture_output=True, cwd="/")
+    try:
+        yield f"postgresql+psycopg://bench@/postgres?host={folder}"
+    finally:
+        subprocess.run([*user, binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"], check=True, capture_output=True, cwd="/")
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest, postgres: str, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path / "deep" / "store.sqlite3")
+        return
+    if not postgres:
+        pytest.skip("NOT RUN: no PostgreSQL server is installed here (apt-get install postgresql)")
+    yield postgres
+    engine = schema.connect(postgres)
+    with engine.begin() as connection:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(table.delete())
+    engine.dispose()
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    store = Store.open(address)
+    store.add_job(JOB, SPECS)
+    yield store
+    store.close()
+
+
+def test_migrations_make_exactly_the_tables_that_the_code_uses(address: str) -> None:
+    engine = schema.connect(address)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
+
+
+def test_head_names_the_newest_migration() -> None:
+    script = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
+    assert script.get_current_head() == schema.HEAD
+
+
+def test_a_job_and_its_trials_come_back_as_they_were_put_in(store: Store, address: str) -> None:
+    store.close()
+    again = Store.open(address)
+    assert again.jobs() == [JOB]
+    assert [trial.spec for trial in again.trials("job-1")] == SPECS
+    again.close()
+
+
+def test_an_event_told_twice_is_stored_once(store: Store) -> None:
+    event = told(3, ev.RunFinished(RUN))
+    first = store.record("agent", "here", event)
+    assert first is not None
+    assert first.runs == 1
+    assert store.record("agent", "here", event) is None
+    assert [stored.run for stored in store.runs("job-1")] == [RUN]
+    assert store.events(SPECS[0].trial_id, 1) == [event]
+    assert store.last_sequence("agent") == 3
+
+
+def test_the_same_sequence_of_another_agent_is_another_event(store: Store) -> None:
+    store.record("old", "here", told(1, ev.TrialAccepted(SPECS[0])))
+    assert store.record("new", "here", replace(told(1, ev.TrialAccepted(SPECS[0])), attempt=2)) is not None
+    assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1, 2]
+
+
+def test_a_run_that_cannot_be_stored_leaves_nothing_half_written(store: Store) -> None:
+    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        store.record("agent", "here", told(2, ev.RunFinished(RUN)))
+    assert store.last_sequence("agent") == 1
+    assert len(store.events(SPECS[0].trial_id, 1)) == 1
+    assert store.find_trial(SPECS[0].trial_id).attempts[0].runs == 1
+
+
+def test_an_event_of_a_trial_of_another_store_is_passed_over(store: Store) -> None:
+    assert store.record("agent", "here", replace(told(9, ev.AgentRestarted()), trial_id="foreign")) is None
+    assert store.last_sequence("agent") == 9
+
+
+def test_runs_carry_the_outcome_of_their_attempt(store: Store) -> None:
+    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
+    store.record("agent", "here", told(2, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "m"), Phase.OVER))
+    (run,) = store.runs("job-1")
+    assert (run.variant, run.host, run.block, run.attempt, run.trial_outcome) == ("v1", "here", 1, 1, Outcome.FAILED)
+
+
+def test_artifacts_are_owed_until_they_were_fetched(store: Store) -> None:
+    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
+    assert store.wanted_artifacts("agent") == [RUN.artifact]
+    assert store.wanted_artifacts("other") == []
+    store.artifact_fetched(RUN.artifact.name)
+    assert store.wanted_artifacts("agent") == []
+
+
+def test_an_attempt_is_written_and_written_over(store: Store) -> None:
+    store.save_attempt(SPECS[1].trial_id, Attempt(1))
+    store.save_attempt(SPECS[1].trial_id, Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG))
+    assert [trial.attempts for trial in store.trials("job-1")] == [
+        (), (Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG),),
+    ]  # fmt: skip
+
+
+def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:
+    assert store.find_job("job").job_id == "job-1"
+    store.add_job(replace(JOB, job_id="job-2"), [replace(SPECS[0], trial_id="other", job_id="job-2")])
+    assert store.find_job("job-2").job_id == "job-2"
+    with pytest.raises(ConfigError, match=r"begins several job ids: job-1, job-2"):
+        store.find_job("job")
+    with pytest.raises(ConfigError, match="there is no job 'j%'"):
+        store.find_job("j%")
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    Store.open(str(tmp_path / "store.sqlite3")).close()
+    assert stat.S_IMODE((tmp_path / "store.sqlite3").stat().st_mode) == 0o600
+
+
+def test_a_store_that_is_not_there_is_told_to_a_reader(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no store at"):
+        Store.open(str(tmp_path / "none.sqlite3"), read_only=True)
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.sqlite3")
+    Store.open(path).close()
+    reader = Store.open(path, read_only=True)
+    with pytest.raises(Exception, match=r"readonly|read-only"):
+        reader.add_job(JOB, SPECS)
+    reader.close()
+
+
+def test_a_file_that_is_no_store_is_told(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite3").write_text("this is a letter to my aunt, not a database\n" * 40)
+    with pytest.raises(ConfigError, match="cannot open the store"):
+        Store.open(str(tmp_path / "store.sqlite3"))
+
+
+def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.sqlite3")
+    store = Store.open(path)
+    store.close()
+    engine = schema.connect(path)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("update alembic_version set version_num = '9999'")
+    engine.dispose()
+    with pytest.raises(Exception, match="revision 9999, unknown to this version"):
+        Store.open(path)
