@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from fleet_protos.errors import Bug, HostUnreachable
+from fleet_protos.errors import HostUnreachable
+from fleet_protos.sockets import listen_address
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fleet_controller.liveness import is_live
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 2000
@@ -22,27 +25,31 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """Where the local agent works: its state folder, its socket, its log, the host name it goes by."""
+    """Where the local agent works and the name and labels it goes by."""
 
     folder: Path
-    socket: Path
-    log: Path
     host_name: str
+    labels: tuple[str, ...] = ()  # KEY=VALUE
     command: tuple[str, ...] = (sys.executable, "-m", "fleet_agent.main")
     linger_s: float = 600.0  # how long it outlives its controller, so that a killed one can come back to it
     start_timeout_s: float = 30.0
-    stop_timeout_s: float = 60.0  # it stops its servers first
+    stop_timeout_s: float = 120.0  # it stops its servers first
 
     @property
     def address(self) -> str:
         """The gRPC target."""
-        return f"unix:{self.socket}"
+        return listen_address(self.folder, "agent")
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.folder / "agent.log"
 
     @property
     def argv(self) -> tuple[str, ...]:
         """The command that starts it."""
         options = ("--state", str(self.folder), "--listen", self.address, "--host-name", self.host_name, "--linger", f"{self.linger_s:g}")
-        return (*self.command, *options)
+        return (*self.command, *options, *(word for label in self.labels for word in ("--label", label)))
 
 
 class LocalAgent:
@@ -54,13 +61,13 @@ class LocalAgent:
         self.restarts = 0
         self.ready = asyncio.Event()  # set while it answers
         self._watched: int | None = None  # a pidfd: names the process even after its number is used again
+        self._over = asyncio.Event()  # of the process watched
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
     async def start(self) -> None:
         """Return when the agent answers healthy. Raises HostUnreachable, with the end of its log, when it does not in time."""
         self.place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.place.socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if await self._is_healthy():
             self._watch(await self._asked_pid())
             self.ready.set()
@@ -92,6 +99,11 @@ class LocalAgent:
                 self._forget()
                 await self.start()
 
+    def hang_up(self) -> None:
+        """Ask it to end, and do not wait."""
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+
     async def stop(self) -> str:
         """End it by SIGTERM, after the stop timeout by SIGKILL, and reap it. The result says what may be left, empty for nothing."""
         self._stopping = True
@@ -121,6 +133,8 @@ class LocalAgent:
             self._watched = os.pidfd_open(pid)
         except ProcessLookupError as error:
             raise HostUnreachable(f"the local agent (pid {pid}) has just ended", "try again") from error
+        self._over = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._watched, self._over.set)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._watched is not None:
@@ -134,26 +148,21 @@ class LocalAgent:
             self._child.wait()
             self._child = None
         if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
             os.close(self._watched)
             self._watched = None
 
     async def _ended(self, timeout_s: float | None) -> bool:
         """Wait for the end of the process, ours or taken over; False when it lives on after `timeout_s`."""
-        if self._watched is None:
-            raise Bug("the local agent is awaited before it was started")
-        over, loop, watched = asyncio.Event(), asyncio.get_running_loop(), self._watched
-        loop.add_reader(watched, over.set)
         try:
             async with asyncio.timeout(timeout_s):
-                await over.wait()
+                await self._over.wait()
         except TimeoutError:
             return False
-        finally:
-            loop.remove_reader(watched)
         return True
 
     async def _is_healthy(self) -> bool:
-        if not self.place.socket.exists():
+        if not is_live(self.place.address):  # cheaper than gRPC, whose pause after a refused connection would slow the start
             return False
         async with grpc.aio.insecure_channel(self.place.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -168,7 +177,7 @@ class LocalAgent:
             try:
                 answer = await agent_pb2_grpc.AgentServiceStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=5.0)
             except grpc.aio.AioRpcError as error:
-                raise HostUnreachable(f"something answers at {self.place.socket} that is no agent: {error.details()}") from error
+                raise HostUnreachable(f"something answers at {self.place.address} that is no agent: {error.details()}") from error
             return answer.pid
 
     def _log_tail(self) -> str:

@@ -31,6 +31,13 @@ def test_queued_trials_are_not_told() -> None:
     assert lines(Progress(), replace(TRIAL, phase=Phase.QUEUED)) == []
 
 
+def test_what_was_over_before_the_first_look_is_no_news() -> None:
+    over = replace(TRIAL, phase=Phase.OVER, outcome=Outcome.OK, runs=5)
+    assert finished_since(Progress(), JobChange(JOB, (over,))) == []
+    assert lines(Progress(), over) == []
+    assert lines(Progress(), TRIAL) == ["demo-1a2b3c-b1-v2 (nccl=tuned): launching"]
+
+
 def test_finished_run_is_told_with_its_rate_and_that_it_is_simulated() -> None:
     before, now = replace(TRIAL, phase=Phase.MEASURING), replace(TRIAL, phase=Phase.MEASURING, runs=1)
     assert finished_since(seen(before), JobChange(JOB, (now,))) == [now]

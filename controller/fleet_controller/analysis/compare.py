@@ -132,7 +132,7 @@ def compare_jobs(
     old_sides, new_sides = _sides(old_runs), _sides(new_runs)
     rows = []
     for host, workload, metric in _cells(new_runs, new):
-        for variant in _first_seen([stored.variant for stored in new_runs]):
+        for variant in _first_seen([variant for variant, _ in new.planned], [stored.variant for stored in new_runs]):
             key = (variant, host, workload)
             if key in new_sides:
                 side = new_sides[key]

@@ -111,19 +111,25 @@ def _report(command: argparse.ArgumentParser) -> None:
     _question(command)
 
 
+def _machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host-name", default="", metavar="NAME", help="what this machine is called in results (default: its own name)")
+    command.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this machine; repeat it")
+    command.add_argument("--metrics-port", type=int, default=0, metavar="PORT", help="Prometheus endpoint on 127.0.0.1 (default: none)")
+
+
 COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("init", "files", "write a commented job.yaml and fleet.yaml to start from", _init),
     ("lint", "lint", "tell what is wrong with a job file before any GPU time is spent", _all(_JOB_FILE, _json)),
     ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _json)),
-    ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _json)),
-    ("up", "up", "run controller and local agent in the foreground", lambda command: None),
-    ("submit", "submit", "hand a job to the controller", _all(_JOB_FILE, _flag("--watch", "follow it to the verdict"), _controller, _json)),
+    ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _machine, _json)),
+    ("up", "up", "run controller and local agent in the foreground", _machine),
+    ("submit", "watch", "hand a job to the controller", _all(_JOB_FILE, _flag("--watch", "follow it to the verdict"), _controller, _json)),
     ("ls", "jobs", "list jobs", _all(_controller, _json)),
     ("show", "jobs", "show a job and its trials", _all(_JOB, _controller, _json)),
     ("watch", "watch", "follow a job until it is over", _all(_JOB, _controller, _json)),
     ("cancel", "jobs", "cancel a job", _all(_JOB, _controller, _json)),
     ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
-    ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _json)),
+    ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _machine, _json)),
     ("hosts", "jobs", "list hosts", _all(_hosts, _controller, _json)),
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),

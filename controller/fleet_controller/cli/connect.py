@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-from fleet_protos.errors import HostUnreachable
-
-from fleet_controller.cli.places import places
+from fleet_controller.cli.places import Places, places
+from fleet_controller.liveness import is_live
 from fleet_controller.report.values import Controller
 
 
 @asynccontextmanager
 async def connected(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
     """--controller, else $FLEET_CONTROLLER, else the state folder's controller if it is live, else its store, read only."""
-    named = arguments.controller or os.environ.get("FLEET_CONTROLLER", "")
     home = places(arguments.state)
-    if named or is_live(home.controller_socket):
+    address = controller_address(arguments.controller, home)
+    if address:
         from fleet_controller.cli.remote import RemoteController
 
-        async with RemoteController(named or f"unix:{home.controller_socket}") as remote:
+        async with RemoteController(address) as remote:
             yield remote
         return
-    raise HostUnreachable("no controller", "start `fleetctl up`")
+    from fleet_controller.reading import StoredJobs
+    from fleet_controller.store.store import Store
+
+    store = Store.open(str(home.store), read_only=True)
+    try:
+        yield StoredJobs(store, home.artifacts)
+    finally:
+        store.close()
 
 
-def is_live(path: Path) -> bool:
-    """True when a controller accepts connections there; a socket file that a killed one left behind does not."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return False
-    return True
+def controller_address(named: str, home: Places) -> str:
+    """Where a controller is to be asked; empty when none was named and none is live in the state folder."""
+    from fleet_protos.sockets import listen_address
+
+    named = named or os.environ.get("FLEET_CONTROLLER", "")
+    here = listen_address(home.controller, "controller")
+    return named or (here if is_live(here) else "")

@@ -26,6 +26,10 @@ class Display(Protocol):
         """A line that stays."""
         ...
 
+    def end(self) -> None:
+        """Give the terminal back; may be repeated."""
+        ...
+
 
 class PlainDisplay:
     """One line for each change, to standard error."""
@@ -39,6 +43,9 @@ class PlainDisplay:
         """See `Display`."""
         sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {text}\n")
         sys.stderr.flush()
+
+    def end(self) -> None:
+        """See `Display`."""
 
 
 class LiveDisplay:
@@ -64,6 +71,10 @@ class LiveDisplay:
         from rich.text import Text
 
         self.live.console.print(Text(text), soft_wrap=True)
+
+    def end(self) -> None:
+        """See `Display`."""
+        self.live.stop()
 
     def _drawn(self) -> Text:
         from rich.text import Text

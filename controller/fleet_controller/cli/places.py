@@ -1,25 +1,22 @@
-"""Owns where things lie on this machine: the state folder and what is in it. Creates folders, never files."""
+"""Owns where things lie on this machine: the state folder and what is in it. Creates nothing."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
+import socket
 from dataclasses import dataclass
 from pathlib import Path
-
-_LONGEST_SOCKET = 100  # bytes; the kernel takes 107 in sun_path
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The folders and sockets below one state folder."""
+    """The folders below one state folder."""
 
     state: Path
 
     @property
     def controller(self) -> Path:
-        """Store, artifacts and socket of the controller."""
+        """Store, artifacts, lock and socket of the controller."""
         return self.state / "controller"
 
     @property
@@ -28,29 +25,24 @@ class Places:
         return self.controller / "store.sqlite3"
 
     @property
+    def lock(self) -> Path:
+        """Held by the one controller that works in this state folder."""
+        return self.controller / "controller.lock"
+
+    @property
+    def controller_log(self) -> Path:
+        """What the parts of an embedded controller log."""
+        return self.controller / "controller.log"
+
+    @property
+    def artifacts(self) -> Path:
+        """Logs and raw requests that the controller has fetched."""
+        return self.controller / "artifacts"
+
+    @property
     def agent(self) -> Path:
         """Journal and trials of the local agent."""
         return self.state / "agent"
-
-    @property
-    def agent_log(self) -> Path:
-        """What the local agent prints."""
-        return self.state / "agent" / "agent.log"
-
-    @property
-    def agent_socket(self) -> Path:
-        """Where the local agent listens."""
-        return _short_socket(self.agent / "agent.sock")
-
-    @property
-    def controller_socket(self) -> Path:
-        """Where `fleetctl up` listens."""
-        return _short_socket(self.controller / "controller.sock")
-
-    @property
-    def lock(self) -> Path:
-        """Held by the one controller that works in this state folder; it holds that controller's pid."""
-        return self.controller / "controller.lock"
 
     @property
     def bugs(self) -> Path:
@@ -67,10 +59,6 @@ def places(state: str = "") -> Places:
     return Places(Path(parent).expanduser().absolute() / "benchfleet")
 
 
-def _short_socket(path: Path) -> Path:
-    """The path itself, or a short one of the same meaning where the kernel's limit on socket names is passed."""
-    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
-        return path
-    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return parent / f"benchfleet-{os.getuid()}" / f"{name}.sock"
+def host_name() -> str:
+    """What this machine calls itself: the host of its trials unless --host-name says otherwise."""
+    return socket.gethostname() or "localhost"

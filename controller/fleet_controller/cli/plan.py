@@ -9,6 +9,7 @@ from fleet_protos.errors import ExitCode
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.input import load
 from fleet_controller.cli.lint import finding_lines
+from fleet_controller.cli.places import host_name
 from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import Plan, Variant, make_plan
@@ -17,13 +18,11 @@ from fleet_controller.report.screen import table_text
 from fleet_controller.report.table import Table
 from fleet_controller.spec.findings import in_order
 
-ANY_HOST = "this host"
-
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
     loaded = load(arguments.file)
-    hosts = loaded.job.hosts.names or (ANY_HOST,)
+    hosts = loaded.job.hosts.names or (host_name(),)
     plan = make_plan(loaded.job, hosts)
     seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
     if arguments.json:

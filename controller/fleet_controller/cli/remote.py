@@ -93,7 +93,8 @@ class RemoteController:
 
     def _translated(self, error: aio.AioRpcError) -> FleetError:
         kind = _ERRORS.get(error.code(), Bug)
-        details = error.details() or error.code().name.lower()
+        message, _, hint = (error.details() or error.code().name.lower()).partition("\n")
         if kind is HostUnreachable:
-            return HostUnreachable(f"the controller at {self._address} does not answer: {details}", "is `fleetctl up` running there?")
-        return kind(details)
+            unanswered = f"the controller at {self._address} does not answer: {message}"
+            return HostUnreachable(unanswered, hint or "is `fleetctl up` running there?")
+        return kind(message, hint)

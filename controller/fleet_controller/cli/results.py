@@ -12,7 +12,7 @@ from fleet_controller.analysis.compare import Comparison, Conditions, compare, c
 from fleet_controller.cli.connect import connected
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_variants
-from fleet_controller.report.values import Controller, Results
+from fleet_controller.report.values import Controller, JobDetail, Results
 from fleet_controller.spec.load import load_job
 
 
@@ -42,22 +42,28 @@ async def _compared(arguments: argparse.Namespace) -> Comparison:
         if not arguments.b:
             return await compare_job(controller, arguments.a, asked(arguments))
         before, after = await controller.results(arguments.a), await controller.results(arguments.b)
+        detail = await controller.job(arguments.b)
     job = _job_of(after)
     confidence, margin = _question(job, asked(arguments))
-    return compare_jobs((_conditions(before), before.runs), (_conditions(after), after.runs), confidence, margin)
+    conditions = replace(_conditions(after), planned=_planned(job, detail))
+    return compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
 
 
 async def compare_job(controller: Controller, job_id: str, wanted: Asked) -> Comparison:
     """All variants of a job against its baseline, or against the one that the user names."""
     results, detail = await controller.results(job_id), await controller.job(job_id)
     job = _job_of(results)
-    variants = make_variants(job)
-    baseline = wanted.baseline or next(variant.name for variant in variants if variant.is_baseline)
+    baseline = wanted.baseline or next(variant.name for variant in make_variants(job) if variant.is_baseline)
     confidence, margin = _question(job, wanted)
+    conditions = replace(_conditions(results), planned=_planned(job, detail))
+    return compare(results.runs, baseline, confidence, margin, conditions)
+
+
+def _planned(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
+    """(variant, host) of every trial, in the order of the job file."""
     trials = {(trial.variant, trial.host) for trial in detail.trials}
     hosts = sorted({host for _, host in trials})
-    planned = tuple((variant.name, host) for host in hosts for variant in variants if (variant.name, host) in trials)
-    return compare(results.runs, baseline, confidence, margin, replace(_conditions(results), planned=planned))
+    return tuple((variant.name, host) for host in hosts for variant in make_variants(job) if (variant.name, host) in trials)
 
 
 def _job_of(results: Results) -> Job:

@@ -1,26 +1,46 @@
-"""Owns the following of a job: `fleetctl watch`, and what `run` and `submit --watch` share. Ends nothing."""
+"""Owns the following of a job: `fleetctl watch` and `submit`, and what `run` shares with them. Ends nothing."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from dataclasses import dataclass
 
 from fleet_protos.errors import ExitCode
 from fleet_protos.events import RunFinished
-from fleet_protos.trial import RunResult
+from fleet_protos.trial import Outcome, RunResult
 
+from fleet_controller.analysis.compare import Comparison
 from fleet_controller.cli.compare import print_comparison
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.display import Display, progress_display
+from fleet_controller.cli.input import load
+from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.results import Asked, compare_job
 from fleet_controller.report.progress import Progress, advance, ending_text, finished_since
-from fleet_controller.report.values import Controller, JobSummary, TrialStatus
+from fleet_controller.report.values import Controller, JobDetail, JobSummary, TrialStatus
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Follow a job until it is over, then print its verdicts."""
-    return asyncio.run(_watch(arguments, console))
+    """Follow a job until it is over, then print its verdicts; `submit` hands it over first."""
+    return asyncio.run((_submit if arguments.command == "submit" else _watch)(arguments, console))
+
+
+async def _submit(arguments: argparse.Namespace, console: Console) -> int:
+    loaded = load(arguments.file)  # all findings at once and at home, before the controller is asked
+    console.tell(*finding_lines(loaded.findings, console))
+    async with connected(arguments) as controller:
+        job_id = await controller.submit(loaded.text, loaded.file_name)
+        if arguments.watch:
+            console.tell(f"job {job_id}")
+            return await watch_to_verdict(controller, job_id, arguments.json, console)
+        trials = (await controller.job(job_id)).job.trials
+    if arguments.json:
+        console.json({"version": 1, "job": job_id, "trials": trials})
+    else:
+        console.lines([f"job {job_id}: {trials} trials; fleetctl watch {job_id} follows it"])
+    return ExitCode.DONE
 
 
 async def _watch(arguments: argparse.Namespace, console: Console) -> int:
@@ -37,7 +57,7 @@ async def watch_to_verdict(controller: Controller, job_id: str, as_json: bool, c
     except asyncio.CancelledError:  # asyncio.run makes one of Ctrl-C
         console.tell(f"job {job_id} goes on; fleetctl watch {job_id} follows it again, fleetctl cancel {job_id} ends it")
         raise
-    return await print_verdict(controller, job_id, as_json, console)
+    return print_ending(await ending(controller, job_id), as_json, console)
 
 
 async def follow(controller: Controller, job_id: str, shown: Display) -> JobSummary:
@@ -50,19 +70,31 @@ async def follow(controller: Controller, job_id: str, shown: Display) -> JobSumm
     return progress.job
 
 
-async def print_verdict(controller: Controller, job_id: str, as_json: bool, console: Console) -> int:
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A job when nobody follows it any more, and its verdicts."""
+
+    detail: JobDetail
+    comparison: Comparison
+
+
+async def ending(controller: Controller, job_id: str) -> Ending:
+    """The job's state and verdicts as they are now."""
+    return Ending(await controller.job(job_id), await compare_job(controller, job_id, Asked()))
+
+
+def print_ending(end: Ending, as_json: bool, console: Console) -> int:
     """The verdict table of what was measured, and each trial that failed; 1 unless the job is done."""
-    detail = await controller.job(job_id)
-    print_comparison(await compare_job(controller, job_id, Asked()), as_json, console)
-    failed = [trial for trial in detail.trials if trial.failure_class or trial.message]
-    for trial in failed:
-        console.tell(f"{trial.trial_id} ({trial.variant}) attempt {trial.attempt}: {ending_text(trial)}")
+    job, failed = end.detail.job, [trial for trial in end.detail.trials if trial.outcome == Outcome.FAILED]
+    print_comparison(end.comparison, as_json, console)
+    console.tell(*(f"{trial.trial_id} ({trial.variant}) attempt {trial.attempt}: {ending_text(trial)}" for trial in failed))
     if failed:
         console.tell(f"fleetctl logs {failed[0].trial_id} shows that server's log")
-    if detail.job.state != "done":
-        console.tell(f"job {job_id} is {console.styled(detail.job.state)}")
-        return ExitCode.ANSWER_IS_BAD
-    return ExitCode.DONE
+    if not job.is_over:
+        console.tell(f"job {job.job_id} is unfinished, and no controller runs: fleetctl resume {job.job_id} goes on with it")
+    elif job.state != "done":
+        console.tell(f"job {job.job_id} is {console.styled(job.state)}")
+    return ExitCode.DONE if job.state == "done" else ExitCode.ANSWER_IS_BAD
 
 
 async def _newest_runs(controller: Controller, trials: list[TrialStatus]) -> dict[str, RunResult]:

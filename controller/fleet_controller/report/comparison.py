@@ -107,24 +107,36 @@ def heading_of(comparison: Comparison) -> str:
 
 def remarks_of(comparison: Comparison) -> list[str]:
     """What the table cannot hold: notes, why a row is INCONCLUSIVE, and each gate with its count."""
-    lines = list(comparison.notes)
-    reasons: dict[str, list[str]] = {}
-    gates: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, int]] = {}
+    gates: dict[str, dict[str, int]] = {}
     for row in comparison.rows:
-        place = " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
+        place = _place(row)
         if row.verdict == Verdict.INCONCLUSIVE or row.mean is None:
-            needs = _needs_text(row.needs)
-            message = row.needs.message if row.needs else ""
-            text = "; ".join(part for part in (row.reason, message, f"needs {needs}" if needs and needs not in message else "") if part)
-            _once(reasons.setdefault(f"{row.verdict or 'baseline'}: {text}", []), place)
+            reasons.setdefault(f"{row.verdict or 'baseline'}: {_why(row)}", {})[place] = 0
         for gate in row.gates:
-            _once(gates.setdefault(f"gate {gate.code}: {gate.message}", []), f"{place} ×{gate.count}")
-    return lines + [f"{text} ({', '.join(places)})" for text, places in (reasons | gates).items()]
+            gates.setdefault(f"gate {gate.code}: {gate.message}", {})[place] = gate.count  # once: a row's metrics share its runs
+    everywhere = len({_place(row) for row in comparison.rows})
+    told = [f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()]
+    return [*comparison.notes, *told]
 
 
-def _once(places: list[str], place: str) -> None:
-    if place not in places:
-        places.append(place)
+def _place(row: Row) -> str:
+    return " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
+
+
+def _why(row: Row) -> str:
+    needs = _needs_text(row.needs)
+    message = row.needs.message if row.needs else ""
+    return "; ".join(part for part in (row.reason, message, f"needs {needs}" if needs and needs not in message else "") if part)
+
+
+def _places(places: dict[str, int], everywhere: int) -> str:
+    total = sum(places.values())
+    runs = f"{total} run{'' if total == 1 else 's'}" if total else ""
+    if len(places) > 2:
+        where = "everywhere" if len(places) == everywhere else f"in {len(places)} of {everywhere} places, first {next(iter(places))}"
+        return ", ".join(part for part in (runs, where) if part)
+    return ", ".join(f"{place} ×{count}" if count else place for place, count in places.items())
 
 
 def sections_of(comparison: Comparison) -> list[tuple[str, Table]]:

@@ -32,7 +32,7 @@ def jobs_json(jobs: Sequence[JobSummary]) -> dict[str, Any]:
 def job_json(job: JobSummary) -> dict[str, Any]:
     """One job as `ls`, `watch` and `submit` write it."""
     return {
-        "job": job.job_id, "name": job.name, "state": job.state, "trials": job.trials, "trials_over": job.trials_over, "engine": job.engine,
+        "id": job.job_id, "name": job.name, "state": job.state, "trials": job.trials, "trials_over": job.trials_over, "engine": job.engine,
         "time_scale": job.time_scale, "submitted_unix_ns": job.submitted_unix_ns,
     }  # fmt: skip
 
@@ -72,7 +72,7 @@ def trial_json(trial: TrialStatus) -> dict[str, Any]:
     """One trial as `show` and `watch` write it."""
     return {
         "id": trial.trial_id, "variant": trial.variant, "host": trial.host, "block": trial.block, "attempt": trial.attempt,
-        "phase": trial.phase.name.lower(), "outcome": _outcome(trial), "failure_class": trial.failure_class or None,
+        "phase": trial.phase.name.lower(), "outcome": _outcome(trial), "failure_class": trial.failure_class,
     }  # fmt: skip
 
 

@@ -26,15 +26,20 @@ class Progress:
 
 def finished_since(seen: Progress, change: JobChange) -> list[TrialStatus]:
     """The trials of `change` that have finished a run which `seen` does not know."""
-    return [trial for trial in change.trials if trial.runs > _runs_before(seen, trial)]
+    first_look = not seen.job.job_id
+    return [trial for trial in change.trials if trial.runs > _runs_before(seen, trial) and not (first_look and trial.phase == Phase.OVER)]
 
 
 def advance(seen: Progress, change: JobChange, finished: Mapping[str, RunResult]) -> tuple[Progress, list[str]]:
-    """The new progress, and one line for each phase entered and each run finished. `finished`: trial id → its newest run."""
+    """The new progress, and one line for each phase entered and each run finished. `finished`: trial id → its newest run.
+
+    The first look tells only what is going on now: what was over before is not news.
+    """
     trials = dict(seen.trials)
     lines: list[str] = []
     for trial in change.trials:
-        lines += _lines(seen, trial, finished.get(trial.trial_id), change.job)
+        if seen.job.job_id or trial.phase != Phase.OVER:
+            lines += _lines(seen, trial, finished.get(trial.trial_id), change.job)
         trials[trial.trial_id] = trial
     newest = max(finished.values(), key=lambda run: run.started_unix_ns, default=seen.last)
     return Progress(change.job, trials, change.left_s, newest), lines

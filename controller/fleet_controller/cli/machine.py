@@ -1,0 +1,68 @@
+"""Owns a controller with a local agent on this machine, for as long as a command needs them. Knows no job."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.sockets import listen_address
+
+from fleet_controller.cli.places import Places, host_name, places
+from fleet_controller.embedded import AgentPlace, LocalAgent
+from fleet_controller.liveness import is_live
+from fleet_controller.working import Working, working
+
+
+def local_agent(arguments: argparse.Namespace) -> LocalAgent:
+    """The agent of this machine, not yet started. Raises Conflict when a controller is at work in the state folder."""
+    home = places(arguments.state)
+    if is_live(listen_address(home.controller, "controller")):
+        hint = "fleetctl submit FILE --watch hands it a job; --state DIR keeps two apart"
+        raise Conflict(f"a controller is at work in {home.controller}", hint)
+    return LocalAgent(AgentPlace(home.agent, arguments.host_name or host_name(), tuple(arguments.label)))
+
+
+@asynccontextmanager
+async def machine(agent: LocalAgent, arguments: argparse.Namespace, say: Callable[[str], None]) -> AsyncIterator[Working]:
+    """Controller and agent at work while inside. The agent outlives the controller's last fetch of files and is ended last."""
+    home = places(arguments.state)
+    _log_to_file(home)
+    try:
+        async with working(home.controller, [agent.place.address], metrics_port=arguments.metrics_port) as here:
+            await agent.start()
+            async with asyncio.TaskGroup() as tasks:
+                keeper = tasks.create_task(agent.keep_alive(say))
+                yield here
+                keeper.cancel()
+    except BaseExceptionGroup as group:
+        raise _first_error(group) from group
+    finally:
+        left = await agent.stop()
+        if left:
+            say(left)
+
+
+def _log_to_file(home: Places) -> None:
+    """What the controller's parts log is for later: on the terminal it would break the display."""
+    try:
+        home.controller.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = logging.FileHandler(home.controller_log, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot use the state folder {home.state}: {error.strerror}", "choose another by --state DIR") from error
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[file], force=True)
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What the user is to see of a group: its first FleetError, else its first error."""
+    errors = _flat(group)
+    return next((error for error in errors if isinstance(error, FleetError)), errors[0])
+
+
+def _flat(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for part in error.exceptions for leaf in _flat(part)]
+    return [error]

@@ -1,0 +1,117 @@
+"""Owns `fleetctl run`, `resume` and `up`: one machine from a job file to its verdict, and what Ctrl-C means there. Measures nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+from fleet_protos.errors import ConfigError, Conflict, ExitCode
+
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.display import Display, progress_display
+from fleet_controller.cli.input import load
+from fleet_controller.cli.interrupts import Interrupts
+from fleet_controller.cli.lint import finding_lines
+from fleet_controller.cli.machine import local_agent, machine
+from fleet_controller.cli.places import places
+from fleet_controller.cli.watch import Ending, ending, follow, print_ending
+from fleet_controller.embedded import LocalAgent
+from fleet_controller.report.values import Controller
+from fleet_controller.spec.load import LoadedJob
+
+Begin = Callable[[Controller], Awaitable[str]]
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """One of the three, by name."""
+    return asyncio.run({"run": _run, "resume": _resume, "up": _up}[arguments.command](arguments, console))
+
+
+async def _run(arguments: argparse.Namespace, console: Console) -> int:
+    loaded = load(arguments.file)
+    console.tell(*finding_lines(loaded.findings, console))
+
+    async def begin(controller: Controller) -> str:
+        await _refuse_a_second(controller, loaded)
+        return await controller.submit(loaded.text, loaded.file_name)
+
+    return await _to_the_verdict(begin, arguments, console)
+
+
+async def _resume(arguments: argparse.Namespace, console: Console) -> int:
+    if not places(arguments.state).store.exists():
+        raise ConfigError(f"there is no job {arguments.job!r}: nothing was ever run here", "`fleetctl run JOB` starts one")
+
+    async def begin(controller: Controller) -> str:
+        job = (await controller.job(arguments.job)).job
+        if job.is_over:
+            raise Conflict(f"job {job.job_id} is over: {job.state}", f"fleetctl compare {job.job_id} shows its verdicts")
+        return job.job_id
+
+    return await _to_the_verdict(begin, arguments, console)
+
+
+async def _refuse_a_second(controller: Controller, loaded: LoadedJob) -> None:
+    for job in await controller.jobs():
+        if not job.is_over and (await controller.job(job.job_id)).yaml == loaded.text:
+            over = f"{job.trials_over} of {job.trials} trials over"
+            hint = f"fleetctl resume {job.job_id} goes on with it; fleetctl cancel {job.job_id} ends it"
+            raise Conflict(f"a job with the same content is unfinished: {job.job_id}, {over}", hint)
+
+
+async def _to_the_verdict(begin: Begin, arguments: argparse.Namespace, console: Console) -> int:
+    agent = local_agent(arguments)
+    with progress_display() as shown:
+        interrupts = Interrupts(lambda: _leave(agent, shown))
+        with interrupts.installed():
+            async with machine(agent, arguments, shown.say) as here:
+                end = await _measured(begin, here.fleet, interrupts, shown)
+    code = print_ending(end, arguments.json, console)
+    console.tell(f"job {end.detail.job.job_id}, its data: {places(arguments.state).state}")
+    return code
+
+
+async def _measured(begin: Begin, controller: Controller, interrupts: Interrupts, shown: Display) -> Ending:
+    job_id = await begin(controller)
+    job = (await controller.job(job_id)).job
+    shown.say(f"job {job_id}: {job.trials} trials, {job.trials_over} over")
+    for other in await controller.jobs():
+        if not other.is_over and other.job_id != job_id:
+            shown.say(f"job {other.job_id} is unfinished too and goes on as well; fleetctl cancel {other.job_id} ends it")
+    async with asyncio.TaskGroup() as tasks:
+        canceller = tasks.create_task(_cancel_when_asked(controller, job_id, interrupts, shown))
+        await follow(controller, job_id, shown)
+        canceller.cancel()
+    return await ending(controller, job_id)
+
+
+async def _cancel_when_asked(controller: Controller, job_id: str, interrupts: Interrupts, shown: Display) -> None:
+    await interrupts.asked.wait()
+    shown.say("interrupted: cancelling the job and stopping its servers; Ctrl-C again leaves at once")
+    await controller.cancel(job_id)
+
+
+def _leave(agent: LocalAgent, shown: Display) -> None:
+    """The second Ctrl-C: ask the agent to end, say what is left, and go without waiting for anything."""
+    agent.hang_up()
+    shown.end()
+    shown.say(f"leaving at once: the local agent (pid {agent.pid}) is still stopping its servers; its log is {agent.place.log}")
+    os._exit(ExitCode.ANSWER_IS_BAD)
+
+
+async def _up(arguments: argparse.Namespace, console: Console) -> int:
+    agent = local_agent(arguments)
+    with progress_display() as shown:
+        interrupts = Interrupts(lambda: _leave(agent, shown))
+        with interrupts.installed():
+            async with machine(agent, arguments, shown.say) as here:
+                console.tell(
+                    f"controller at {here.address}, local agent (pid {agent.pid}) as host {agent.place.host_name}",
+                    "fleetctl submit FILE --watch hands it a job; Ctrl-C ends both",
+                )
+                await interrupts.asked.wait()
+                shown.say("ending: servers are being stopped; Ctrl-C again leaves at once")
+    console.tell("ended; no server is left")
+    return ExitCode.DONE
