@@ -92,7 +92,8 @@ def test_cached_tokens_of_the_chat_template_are_planned_and_the_rest_is_told() -
     conditions = replace(ONE, template_tokens=30)
     assert summarise([changed(made(), cached_tokens=30)], conditions).facts["cached_token_ratio"] == 0
     assert summarise([changed(made(), cached_tokens=84)], conditions).facts["cached_token_ratio"] == pytest.approx(0.5)
-    assert summarise([made()], conditions).facts["cached_token_ratio"] is None
+    assert summarise([made()], conditions).facts["cached_token_ratio"] == 0, "a server that tells them leaves a 0 out"
+    assert summarise([made()], replace(ONE, template_tokens=None)).facts["cached_token_ratio"] is None
 
 
 def test_own_count_is_compared_where_it_is_exact_and_bounds_where_it_is_not() -> None:

@@ -31,19 +31,19 @@ async def flush(target: Target) -> bool:
     return False
 
 
-async def template_tokens(target: Target, api: str, timeout_s: float) -> int:
+async def template_tokens(target: Target, api: str, timeout_s: float) -> int | None:
     """Prompt tokens that any two requests share: those of the chat template, as the second of two probes finds them cached.
 
-    0 when the server does not report cached tokens or a probe failed: the run itself will tell of that.
+    None when the server does not report cached tokens or a probe failed.
     """
     endpoint = Endpoint(target.url)
-    found = 0
+    found = None
     try:
         for _ in range(2):
             content = body(target, api, f"{secrets.token_hex(6)} Say one word.", 1)
             exchange = await endpoint.exchange(http_request(target, PATHS[api], content), timeout_s)
             response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure)
-            found = response.cached_tokens or 0
+            found = response.cached_tokens
     finally:
         endpoint.close()
     return found

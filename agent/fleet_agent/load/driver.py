@@ -43,7 +43,7 @@ class Driver:
     answers: int  # file descriptor
     folder: Path
     temporary: str  # Ray's folder
-    templates: dict[str, int] = field(default_factory=dict)  # tokens of the chat template, by server
+    templates: dict[str, int | None] = field(default_factory=dict)  # tokens of the chat template, by server
     pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
 

@@ -22,11 +22,11 @@ SALT_TOKENS: Final = 4  # the first tokens of two salts may be equal by chance: 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a run was asked to be. `template_tokens`: prompt tokens of the chat template, cached by plan."""
+    """What a run was asked to be. `template_tokens`: prompt tokens of the chat template, cached by plan; None: the probes saw none told."""
 
     workload: Workload
     time_scale: float = 1.0
-    template_tokens: int = 0
+    template_tokens: int | None = None
     lags_ns: tuple[int, ...] = ()
     speculation: bool = False  # asked for by the variant
 
@@ -153,13 +153,16 @@ def _accept_length(good: Sequence[Request]) -> float | None:
     return sum(response.completion_tokens or 0 for response in told) / steps if steps else None
 
 
-def _cached_ratio(good: Sequence[Request], template_tokens: int) -> float | None:
-    """Cached prompt tokens beyond the template's and a salt's chance, by prompt tokens; None: the server does not report them."""
-    told = [request.response for request in good if request.response.cached_tokens is not None]
+def _cached_ratio(good: Sequence[Request], template_tokens: int | None) -> float | None:
+    """Cached prompt tokens beyond the template's and a salt's chance, by prompt tokens; None: the server does not report them.
+
+    SGLang's chat answers leave the count out when it is 0, so a server that told it to the probes means 0 by silence.
+    """
+    told = [request.response for request in good if template_tokens is not None or request.response.cached_tokens is not None]
     prompt_tokens = sum(response.prompt_tokens or 0 for response in told)
     if not prompt_tokens:
         return None
-    planned = template_tokens + SALT_TOKENS
+    planned = (template_tokens or 0) + SALT_TOKENS
     return sum(max(0, (response.cached_tokens or 0) - planned) for response in told) / prompt_tokens
 
 

@@ -1,0 +1,273 @@
+"""A real agent process with real servers, real Ray and real gRPC: each way a trial can end, and what is left of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fleet_protos import events as ev
+from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.errors import ErrorKind
+from fleet_protos.sockets import listen_address
+from fleet_protos.trial import EngineKind, EngineSpec, Measure, Outcome, Phase, Simulation, TrialSpec, Workload
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
+
+LIMIT_S = 60.0
+NCCL = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}
+numbers = itertools.count(1)
+
+
+class Line:
+    """A test's line to the agent."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.address = listen_address(state, "agent")
+        self.channel = grpc.insecure_channel(self.address)
+        self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
+
+    def about(self) -> agent_pb2.DescribeResponse:
+        return self.stub.Describe(agent_pb2.DescribeRequest(), timeout=10)
+
+    def start(self, spec: TrialSpec) -> bool:
+        request = agent_pb2.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()))
+        return self.stub.StartTrial(request, timeout=10).known
+
+    def events(self, spec: TrialSpec, until: type = ev.TrialOver) -> list[ev.Event]:
+        """That trial's events up to the first of the kind."""
+        seen = []
+        for answer in self.stub.WatchEvents(agent_pb2.WatchEventsRequest(), timeout=LIMIT_S):
+            event = from_proto(ev.Event, answer.event)
+            if (event.trial_id, event.attempt) == (spec.trial_id, spec.attempt):
+                seen.append(event)
+                if isinstance(event.body, until):
+                    return seen
+        raise AssertionError("the stream ended")
+
+    def see(self, spec: TrialSpec) -> list[ev.Event]:
+        self.start(spec)
+        return self.events(spec)
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    state = tmp_path_factory.mktemp("agent")
+    with (state / "log").open("wb") as log:
+        argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0"]
+        process = subprocess.Popen(argv, stderr=log, start_new_session=True)
+    line = Line(state)
+    try:
+        grpc.channel_ready_future(line.channel).result(timeout=30)
+        line.see(trial())  # Ray starts once, so that no test's children are taken for another's
+        yield line
+    finally:
+        line.channel.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0, (state / "log").read_text()
+
+
+def trial(env: dict[str, str] | None = None, *, gpus: int = 8, timeout_s: float = 20.0, tokens: int = 60, **knobs: object) -> TrialSpec:
+    simulation = Simulation(**{"time_scale": 100.0, "seed": 1, **knobs})
+    engine = EngineSpec(
+        kind=EngineKind.SIMULATED, model_path="sim/model", args={"tp_size": 8}, env=env or {}, gpus=gpus,
+        ready_timeout_s=20.0, stop_timeout_s=1.0, simulation=simulation,
+    )  # fmt: skip
+    workload = Workload(
+        name="single", concurrency=1, requests=1, prompts="builtin:chat", output_tokens=tokens, api="chat", request_timeout_s=timeout_s
+    )
+    return TrialSpec(
+        trial_id=f"t-{next(numbers)}", attempt=1, job_id="t", job_name="t", variant="v", block=1, host="here", engine=engine,
+        workloads=(workload,), measure=Measure(runs_min=2, runs_max=2),
+    )  # fmt: skip
+
+
+def bodies(events: list[ev.Event], kind: type) -> list:
+    return [event.body for event in events if isinstance(event.body, kind)]
+
+
+def over(events: list[ev.Event]) -> ev.TrialOver:
+    assert isinstance(events[-1].body, ev.TrialOver)
+    return events[-1].body
+
+
+def assert_server_gone(events: list[ev.Event]) -> None:
+    for launched in bodies(events, ev.ServerLaunched):
+        assert not Path(f"/proc/{launched.pid}").exists()
+    assert [stopped.left_over for stopped in bodies(events, ev.ServerStopped)] == [()] * len(bodies(events, ev.ServerLaunched))
+
+
+def test_a_trial_goes_through_every_phase_and_each_event_names_its_cause(line: Line) -> None:
+    events = line.see(trial())
+    assert over(events) == ev.TrialOver(Outcome.OK)
+    phases = list(dict.fromkeys(event.phase for event in events))
+    assert phases == [Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING, Phase.OVER]
+    known = {event.sequence for event in events}
+    assert all(event.cause in known for event in events[1:])
+    assert_server_gone(events)
+
+
+def test_token_counts_are_the_servers_and_exact(line: Line) -> None:
+    runs = [body.run for body in bodies(line.see(trial(tokens=77)), ev.RunFinished)]
+    assert [run.output_tokens for run in runs] == [77, 77]
+    assert [run.requests_failed for run in runs] == [0, 0]
+    assert [gate for run in runs for gate in run.gates] == []
+
+
+def test_a_trial_that_is_handed_over_twice_runs_once(line: Line) -> None:
+    spec = trial()
+    assert line.start(spec) is False
+    assert line.start(spec) is True
+    assert len(bodies(line.events(spec), ev.TrialAccepted)) == 1
+    assert line.start(spec) is True
+
+
+def test_two_trials_never_share_a_gpu(line: Line) -> None:
+    first = trial(ready_after_s=30.0)
+    line.start(first)
+    with pytest.raises(grpc.RpcError) as refused:
+        line.start(trial(gpus=1))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "0 are free" in refused.value.details()
+    line.stub.CancelTrial(agent_pb2.CancelTrialRequest(trial_id=first.trial_id, attempt=1, reason="enough"), timeout=10)
+    assert over(line.events(first)).outcome is Outcome.CANCELLED
+    assert over(line.see(trial(gpus=1))).outcome is Outcome.OK
+
+
+def test_a_cancelled_trial_stops_its_server_and_says_why(line: Line) -> None:
+    spec = trial(tokens=20_000)
+    line.start(spec)
+    line.events(spec, ev.ServerReady)
+    line.stub.CancelTrial(agent_pb2.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason="not needed"), timeout=10)
+    events = line.events(spec)
+    assert over(events).outcome is Outcome.CANCELLED
+    assert "not needed" in over(events).message
+    assert_server_gone(events)
+
+
+def test_a_server_that_dies_fails_the_trial_it_was_serving(line: Line) -> None:
+    events = line.see(trial(crash_after_s=0.3, tokens=20_000))
+    end = over(events)
+    assert (end.outcome, end.kind) == (Outcome.FAILED, ErrorKind.SERVER_EXITED)
+    (failed,) = bodies(events, ev.ServerFailed)
+    assert failed.exit_code == -signal.SIGKILL
+    assert failed.log_tail
+    assert_server_gone(events)
+
+
+def test_another_server_at_the_address_is_never_measured(line: Line) -> None:
+    events = line.see(trial(wrong_identity=True))
+    assert over(events).outcome is Outcome.FAILED
+    assert over(events).failure_class == "wrong_identity"
+    assert bodies(events, ev.RunFinished) == []
+    assert_server_gone(events)
+
+
+def test_a_server_that_never_becomes_ready_ends_at_its_deadline(line: Line) -> None:
+    spec = trial(ready_after_s=60.0)
+    events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=1.0)))
+    assert (over(events).kind, over(events).failure_class) == (ErrorKind.SERVER_UNHEALTHY, "not_ready")
+    assert "not ready within 1 s" in over(events).message
+    assert_server_gone(events)
+
+
+def test_a_server_that_hangs_gives_no_number(line: Line) -> None:
+    spec = trial(hang=True, timeout_s=0.5)
+    events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=2.0)))
+    assert over(events).outcome is Outcome.FAILED
+    assert bodies(events, ev.RunFinished) == []
+    assert_server_gone(events)
+
+
+def test_short_answers_void_the_runs_and_then_the_trial(line: Line) -> None:
+    events = line.see(trial(short_outputs=True))
+    end = over(events)
+    assert (end.outcome, end.kind, end.failure_class) == (Outcome.FAILED, ErrorKind.GATE_VOIDED, "short_output")
+    runs = [body.run for body in bodies(events, ev.RunFinished)]
+    assert len(runs) == 3
+    assert all(run.void for run in runs)
+
+
+def test_variables_lost_on_the_way_are_caught_before_a_single_run(line: Line) -> None:
+    events = line.see(trial(NCCL, lost_env=("NCCL_PROTO",)))
+    end = over(events)
+    assert (end.kind, end.failure_class) == (ErrorKind.GATE_VOIDED, "env_not_effective")
+    assert "NCCL_PROTO" in end.message
+    assert bodies(events, ev.RunFinished) == []
+    assert_server_gone(events)
+
+
+def test_variables_that_arrive_trip_no_gate(line: Line) -> None:
+    events = line.see(trial(NCCL))
+    (proved,) = bodies(events, ev.ConfigurationProved)
+    assert proved.gates == ()
+    assert over(events).outcome is Outcome.OK
+
+
+def test_a_server_that_ignores_term_is_killed_and_nothing_is_left(line: Line) -> None:
+    events = line.see(trial(ignore_term=True))
+    (stopped,) = bodies(events, ev.ServerStopped)
+    assert (stopped.ended_by, stopped.left_over) == ("kill", ())
+    assert over(events).outcome is Outcome.OK
+    assert_server_gone(events)
+
+
+def test_a_server_gets_its_declared_environment_and_nothing_else(line: Line) -> None:
+    (launched,) = bodies(line.see(trial(NCCL)), ev.ServerLaunched)
+    assert set(launched.env) == {"PATH", "LANG", "HOME", "TMPDIR", "BENCHFLEET_LAUNCH", *NCCL} - (
+        {"HOME", "TMPDIR"} - set(launched.env)
+    )
+
+
+def test_artifacts_arrive_with_the_digest_that_was_told(line: Line) -> None:
+    events = line.see(trial())
+    artifacts = [body.run.artifact for body in bodies(events, ev.RunFinished)]
+    artifacts += [artifact for body in bodies(events, ev.EvidenceCollected) for artifact in body.artifacts]
+    assert len(artifacts) == 4
+    for artifact in artifacts:
+        chunks = list(line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=artifact.name), timeout=10))
+        content = b"".join(chunk.data for chunk in chunks)
+        assert hashlib.sha256(content).hexdigest() == artifact.sha256
+        tail = line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=artifact.name, offset=len(content) - 1), timeout=10)
+        assert b"".join(chunk.data for chunk in tail) == content[-1:]
+
+
+@pytest.mark.parametrize("name", ["../journal/events.jsonl", "/etc/passwd", "none/1/x", ""])
+def test_names_that_lead_out_of_the_artifact_folder_are_refused(line: Line, name: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        list(line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=name), timeout=10))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_controller_that_knows_another_journal_is_told(line: Line) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        list(line.stub.WatchEvents(agent_pb2.WatchEventsRequest(agent_id="another"), timeout=10))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_an_engine_that_this_host_lacks_is_refused(line: Line) -> None:
+    spec = trial()
+    with pytest.raises(grpc.RpcError) as refused:
+        line.start(replace(spec, engine=replace(spec.engine, kind=EngineKind.UNSPECIFIED)))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_socket_is_its_owners_alone(line: Line) -> None:
+    mode = os.stat(line.address.removeprefix("unix:")).st_mode
+    assert stat.S_IMODE(mode) == 0o600
+
+
+def test_an_agent_without_ray_and_load_stays_small(line: Line) -> None:
+    status = Path(f"/proc/{line.about().pid}/status").read_text()
+    resident_kb = int(status.partition("VmRSS:")[2].split()[0])
+    assert resident_kb < 120 * 1024
