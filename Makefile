@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-real bench check fmt protos lock clean
+.PHONY: help setup demo test test-unit test-real bench check check-types check-rest fmt protos lock clean
 bin := .venv/bin
 pins := pyproject.toml requirements/tools.txt tools/setup.sh
 
@@ -29,7 +29,13 @@ bench: .venv/installed-dev ## overheads of fleetctl and the agent, as a table an
 	$(bin)/python benchmarks/overhead.py
 
 check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
-	$(bin)/ruff check --quiet . && $(bin)/mypy && $(bin)/mypy benchmarks tools tests/conftest.py && $(bin)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target check-types check-rest
+
+check-types:
+	$(bin)/mypy && $(bin)/mypy benchmarks tools tests/conftest.py
+
+check-rest:
+	$(bin)/ruff check --quiet . && $(bin)/lint-imports --no-logo
 	tools/protos.sh check && tools/buf_lint.sh && $(bin)/python tools/sizes.py
 
 fmt: .venv/installed-dev ## sort imports and apply ruff's safe fixes
