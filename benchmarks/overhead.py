@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+
 from fleet_agent.journal import Journal
 from fleet_protos import events as ev
 

@@ -12,16 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, Conflict
-from fleet_protos.trial import EngineKind, Phase, TrialSpec
-
 from fleet_agent.core.allocation import Pool, release, take
 from fleet_agent.core.machine import Trial, replay
 from fleet_agent.errands import Errands, Tools
 from fleet_agent.journal import Journal
 from fleet_agent.metrics import AgentMetrics
 from fleet_agent.runner import TrialRunner
+from fleet_protos import events as ev
+from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.trial import EngineKind, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 

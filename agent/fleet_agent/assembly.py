@@ -7,9 +7,6 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_protos.errors import ConfigError
-from fleet_protos.sockets import bind, listen_address
-from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
@@ -25,8 +22,17 @@ from fleet_agent.metrics import AgentMetrics
 from fleet_agent.ports import Ports
 from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
+from fleet_protos.errors import ConfigError
+from fleet_protos.sockets import bind, listen_address
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
-_OPTIONS = [("grpc.max_concurrent_streams", 512), ("grpc.max_receive_message_length", 16 << 20)]
+_OPTIONS = [
+    ("grpc.max_concurrent_streams", 512),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),  # a controller asks every 5 s whether the line still stands
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, ErrorKind, LoadFailed, ServerFailed
-from fleet_protos.trial import EngineKind, RunResult, TrialSpec, Workload
-
 from fleet_agent import evidence
 from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, run_gates
@@ -21,6 +17,9 @@ from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.ports import Ports
 from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
+from fleet_protos import events as ev
+from fleet_protos.errors import ConfigError, ErrorKind, LoadFailed, ServerFailed
+from fleet_protos.trial import EngineKind, RunResult, TrialSpec, Workload
 
 log = logging.getLogger(__name__)
 

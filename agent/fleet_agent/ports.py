@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from fleet_protos.errors import Conflict
-
 from fleet_agent.core.allocation import Pool, promise_port, release, take
+from fleet_protos.errors import Conflict
 
 _TRIES = 64
 

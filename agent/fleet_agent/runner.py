@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind, FleetError
-from fleet_protos.trial import Outcome, Phase, TrialSpec
-
 from fleet_agent.core import effects as fx
 from fleet_agent.core.machine import Trial, accepts, new_trial, step
 from fleet_agent.errands import Errands
+from fleet_protos import events as ev
+from fleet_protos.errors import ErrorKind, FleetError
+from fleet_protos.trial import Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
-from fleet_protos import __version__
-from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.errors import ConfigError, Conflict, FleetError
-from fleet_protos.trial import TrialSpec
-from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 from grpc import aio
 
 from fleet_agent import evidence
 from fleet_agent.agent import Agent
 from fleet_agent.journal import Journal
+from fleet_protos import __version__
+from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.trial import TrialSpec
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
 _STATUS = {ConfigError: grpc.StatusCode.INVALID_ARGUMENT, Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED}

@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_protos.events import ServerStopped
-
 from fleet_agent.engines.engine import LaunchCommand
 from fleet_agent.processes import (
     TOKEN_VARIABLE,
@@ -28,6 +26,7 @@ from fleet_agent.processes import (
     read_stat,
     session_with_token,
 )
+from fleet_protos.events import ServerStopped
 
 __all__ = ["RecordedSession", "ServerProcess", "Supervisor", "gone", "processes_of_session"]
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc
+from grpc import aio
+
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
 from fleet_protos.events import Event
 from fleet_protos.trial import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
-from grpc import aio
 
 _CALL_S = 15.0
 _CHUNK_S = 60.0

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase
-
 from fleet_controller.core.schedule import JobTrials, left_s
 from fleet_controller.core.state import Attempt, Trial, is_over, job_state
 from fleet_controller.report.values import JobChange, JobDetail, JobSummary, TrialStatus
 from fleet_controller.store.store import JobRow
+from fleet_protos.errors import ErrorKind
+from fleet_protos.trial import Outcome, Phase
 
 
 @dataclass(slots=True)

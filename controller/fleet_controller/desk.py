@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from fleet_protos.events import Event
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import Artifact
-
 from fleet_controller.board import Board, JobOnBoard
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.store.store import JobRow, Store
+from fleet_protos.events import Event
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import Artifact
 
 T = TypeVar("T")
 

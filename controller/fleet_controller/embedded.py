@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from fleet_protos.errors import HostUnreachable
-from fleet_protos.sockets import listen_address
-from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fleet_controller.liveness import is_live
+from fleet_protos.errors import HostUnreachable
+from fleet_protos.sockets import listen_address
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 2000

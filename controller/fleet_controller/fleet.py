@@ -9,10 +9,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from fleet_protos.errors import ConfigError, HostUnreachable
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import TrialSpec
-
 from fleet_controller.agents import AgentClient
 from fleet_controller.board import detail, look, wait_for
 from fleet_controller.core.estimate import estimate
@@ -26,6 +22,9 @@ from fleet_controller.report.values import HostStatus, JobChange, JobDetail, Job
 from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.store.store import JobRow, Store
+from fleet_protos.errors import ConfigError, HostUnreachable
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import TrialSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_protos import events as ev
-from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable
-from fleet_protos.trial import Artifact, EngineKind, Phase
-
 from fleet_controller.agents import AgentClient, AgentInfo
 from fleet_controller.board import closed
 from fleet_controller.core.state import Trial
 from fleet_controller.desk import Desk
 from fleet_controller.report.values import HostStatus
+from fleet_protos import events as ev
+from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable
+from fleet_protos.trial import Artifact, EngineKind, Phase
 
 log = logging.getLogger(__name__)
 

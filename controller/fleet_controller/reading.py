@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from fleet_protos.errors import ConfigError, HostUnreachable
-
 from fleet_controller.board import detail, status, summary
 from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.store.store import Store
+from fleet_protos.errors import ConfigError, HostUnreachable
 
 _LOG_LIMIT_BYTES = 1 << 20
 _NO_CONTROLLER = "no controller is running"

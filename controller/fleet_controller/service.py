@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
-from fleet_protos.codec import to_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
-from fleet_protos.sockets import bind
-from fleet_protos.v1 import controller_pb2 as pb
-from fleet_protos.v1 import controller_pb2_grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
 from fleet_controller.report.values import Controller
+from fleet_protos.codec import to_proto
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.sockets import bind
+from fleet_protos.v1 import controller_pb2 as pb
+from fleet_protos.v1 import controller_pb2_grpc
 
 _STATUS = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,

@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_protos.exposition import RunSeries
-from fleet_protos.sockets import listen_address
-
 from fleet_controller.agents import AgentClient
 from fleet_controller.fleet import Fleet
 from fleet_controller.lock import held
 from fleet_controller.service import serving
 from fleet_controller.store.store import Store
+from fleet_protos.exposition import RunSeries
+from fleet_protos.sockets import listen_address
 
 
 @dataclass(frozen=True, slots=True)

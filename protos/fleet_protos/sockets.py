@@ -62,7 +62,8 @@ def _bind_unix(server: aio.Server, address: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = path.parent.stat()
     if owner.st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o022:
-        raise ConfigError(f"{path.parent} can be written by others, so a socket in it is not safe", "choose another folder, or chmod 700 it")
+        message = f"{path.parent} can be written by others, so a socket in it is not safe"
+        raise ConfigError(message, "choose another folder, or chmod 700 it")
     _remove_stale(path)
     mask = os.umask(0o177)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+
 from fleet_protos.codec import from_proto
 from fleet_protos.events import Event
 from fleet_protos.sockets import listen_address

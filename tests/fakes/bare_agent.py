@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 
-from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
+
+from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
 
 class _Agent(agent_pb2_grpc.AgentServiceServicer):

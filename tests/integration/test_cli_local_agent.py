@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fleet_controller.embedded import AgentPlace, LocalAgent
 from fleet_protos.errors import HostUnreachable
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fleet_controller.lock import held
 from fleet_protos.errors import ConfigError, Conflict
 

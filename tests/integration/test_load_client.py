@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import pytest
+
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
 from fleet_agent.load.client import Endpoint, Exchange
@@ -17,7 +18,6 @@ from fleet_agent.load.decode import decode
 from fleet_agent.load.prompts import Draw
 from fleet_agent.load.records import Response
 from fleet_agent.load.shard import ShardPlan, ShardResult, run_shard
-
 from tests.fakes import streams
 from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, ScriptedServer, scripted_server, served
 from tests.fakes.simulated_server import free_port

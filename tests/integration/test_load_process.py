@@ -14,12 +14,12 @@ import pandas as pd
 import psutil
 import pytest
 import pytest_asyncio
+
 from fleet_agent.core.gates import RunFacts
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.process import LoadProcess, driver_env
 from fleet_protos.errors import LoadFailed
 from fleet_protos.trial import Workload
-
 from tests.fakes import streams
 from tests.fakes.scripted_server import SILENCE, served
 from tests.fakes.simulated_server import Running, simulated_server, speculative

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from fleet_agent.engines.simulated.model import Configuration, Speculation, stream_tok_s
 
+from fleet_agent.engines.simulated.model import Configuration, Speculation, stream_tok_s
 from tests.contract.http_client import Client
 from tests.fakes.simulated_server import TUNED, Running, simulated_server, speculative
 

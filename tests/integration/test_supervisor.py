@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fleet_agent.engines.engine import LaunchCommand
 from fleet_agent.processes import ProcessStat, RecordedSession, members_of, parse_stat, processes_of_session, read_stat
 from fleet_agent.supervisor import ServerProcess, Supervisor, gone

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fleet_agent.core.allocation import Pool, promise_port, release, take
-from fleet_protos.errors import Conflict
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fleet_agent.core.allocation import Pool, promise_port, release, take
+from fleet_protos.errors import Conflict
 
 EIGHT = Pool(tuple(range(8)))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fleet_controller.analysis.compare import compare
 from fleet_controller.analysis.own_numbers import read_own_numbers
 from fleet_controller.analysis.verdict import Verdict
-from hypothesis import given
-from hypothesis import strategies as st
 
 EAGLE3 = "".join(f"eagle3,{launch},{value}\n" for launch, value in enumerate((81.0, 83.6, 82.8, 92.0, 94.0), start=1))
 SEED = f"variant,launch,value\n{EAGLE3}tuned,1,88.8\n"

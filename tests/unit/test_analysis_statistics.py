@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fleet_controller.analysis.statistics import (
     LogRatio,
     launches_for_precision,
@@ -16,8 +19,6 @@ from fleet_controller.analysis.statistics import (
     t_quantile,
     welch_ratio,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 EAGLE3_TUNED = (81.0, 83.6, 82.8, 92.0, 94.0)  # tok/s, five launches of one stream
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fleet_controller.report.repro import repro_script
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import Event, ServerLaunched, TrialOver
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
+
 from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
 from fleet_controller.analysis.launches import StoredRun, minutes_per_launch
 from fleet_controller.analysis.verdict import Verdict

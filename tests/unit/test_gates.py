@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_agent.core.gates import GATES, RunFacts, run_gates
-from fleet_protos.trial import Gate, GateEffect, Measure, RunResult, Workload
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fleet_agent.core.gates import GATES, RunFacts, run_gates
+from fleet_protos.trial import Gate, GateEffect, Measure, RunResult, Workload
 
 CLOSED = Workload(name="busy", concurrency=8, requests=32, output_tokens=500)
 OPEN = Workload(name="open", rate_per_s=4.0, duration_s=60.0, output_tokens=500)

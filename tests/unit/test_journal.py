@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from fleet_agent.journal import Journal, JournalDamaged, JournalFailed
 from fleet_protos.errors import Conflict
 from fleet_protos.events import Body, Event, ServerLaunched, TrialAccepted, TrialOver, WarmedUp

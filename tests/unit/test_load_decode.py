@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fleet_agent.load.decode import decode, events
-from fleet_agent.load.records import Response
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_agent.load.decode import decode, events
+from fleet_agent.load.records import Response
 from tests.fakes import streams
 
 TEXTS = [" one", "", " zwölf", " 日本", "\n\n", " 🙂", "end"]

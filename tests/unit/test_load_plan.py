@@ -8,14 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.body import Target, body, http_request
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
 from fleet_protos.trial import Workload
-from hypothesis import given
-from hypothesis import strategies as st
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
 POISSON = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)

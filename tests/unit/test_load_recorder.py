@@ -9,6 +9,7 @@ import duckdb
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+
 from fleet_agent.load import recorder
 from fleet_agent.load.records import Request, Response
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fleet_agent.core.gates import RunFacts
 from fleet_agent.load.records import Request, Response
 from fleet_agent.load.summary import Conditions, percentile, summarise
 from fleet_protos.trial import Slo, Workload
-from hypothesis import given
-from hypothesis import strategies as st
 
 S = 1_000_000_000
 BEGAN = 77 * S

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+
 from fleet_agent.core.effects import (
     AbortLoad,
     AwaitReady,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fleet_agent.core.effects import (
     AbortLoad,
     AwaitReady,
@@ -40,8 +43,6 @@ from fleet_protos.events import (
     WarmedUp,
 )
 from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Measure, Outcome, Phase, RunResult, TrialSpec, Workload
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 WORKLOADS = (Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8))
 SPEC = TrialSpec(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.core.plan import make_plan, needed_gpus, trial_id, trial_spec

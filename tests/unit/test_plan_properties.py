@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.core.plan import Plan, make_plan
 from fleet_protos.trial import EngineKind, EngineSpec, Measure, Workload
-from hypothesis import given
-from hypothesis import strategies as st
 
 NAMES = st.text("abcdefgh123-", min_size=1, max_size=4)
 FACTORS = st.dictionaries(NAMES, st.dictionaries(NAMES, st.just(Level()), min_size=1, max_size=4), max_size=3)

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fleet_controller.cli.arguments import COMMANDS
-from fleet_protos import metrics
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from fleet_controller.cli.arguments import COMMANDS
+from fleet_protos import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agent/fleet_agent", "controller/fleet_controller", "protos/fleet_protos")

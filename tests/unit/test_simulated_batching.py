@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+
 from fleet_agent.engines.simulated.batching import Batching, Generation
 from fleet_agent.engines.simulated.model import Configuration, Speculation, decode_s, prefill_s
 from fleet_agent.engines.simulated.prefix import PrefixCache

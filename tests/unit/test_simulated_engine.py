@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from fleet_agent.engines.engine import Engine, Place
 from fleet_agent.engines.simulated.engine import SimulatedEngine, option
 from fleet_agent.engines.simulated.proof import argument_gates, environment_gates, explain, nccl_version

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from fleet_agent.engines.simulated import arguments, requests
 from fleet_agent.engines.simulated.http import BadRequest, frame, parse_head, take_body
 from fleet_agent.engines.simulated.server import read_start

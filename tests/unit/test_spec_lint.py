@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected
 from fleet_controller.spec.load import load_job
 

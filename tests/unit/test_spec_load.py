@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from fleet_controller.core.plan import make_plan
 from fleet_controller.spec.findings import Finding, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job, load_job_file

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fleet_controller.spec.findings import ERROR, JobRejected
-from fleet_controller.spec.load import load_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fleet_controller.spec.findings import ERROR, JobRejected
+from fleet_controller.spec.load import load_job
 
 SEED = (Path(__file__).parents[2] / "examples" / "kimi-eagle3-nccl.yaml").read_text()
 MARKS = st.sampled_from(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fleet_agent.load.prompt_sets import SETS
 from fleet_controller.spec.arguments import ALIASES, Spelling, known_arguments, nearest_argument, spell
 from fleet_controller.spec.prompts import BUILTIN_PROMPTS
 from fleet_controller.spec.quantities import read_duration, read_ratio, write_duration, write_ratio
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

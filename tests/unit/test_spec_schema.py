@@ -8,9 +8,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from ruamel.yaml import YAML
+
 from fleet_controller.spec.schema import job_schema
 from fleet_controller.spec.template import job_template
-from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 LINT = sorted((ROOT / "tests" / "unit" / "data" / "lint").glob("*.json"))

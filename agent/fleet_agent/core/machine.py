@@ -6,6 +6,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 
+from fleet_agent.core.effects import (
+    AbortLoad,
+    AwaitReady,
+    CloseTrial,
+    CollectEvidence,
+    Effect,
+    LaunchServer,
+    MeasureRun,
+    ProveConfiguration,
+    StopServer,
+    WarmUp,
+)
+from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
+from fleet_agent.core.trial import RECENT_KEPT, TERMINAL, InvalidTransition, Position, Recent, Server, Trial, Wanted
 from fleet_protos.errors import Bug, ErrorKind
 from fleet_protos.events import (
     AgentRestarted,
@@ -27,21 +41,6 @@ from fleet_protos.events import (
 )
 from fleet_protos.metrics import OUTPUT_TOK_S
 from fleet_protos.trial import EngineKind, GateEffect, Outcome, Phase, TrialSpec
-
-from fleet_agent.core.effects import (
-    AbortLoad,
-    AwaitReady,
-    CloseTrial,
-    CollectEvidence,
-    Effect,
-    LaunchServer,
-    MeasureRun,
-    ProveConfiguration,
-    StopServer,
-    WarmUp,
-)
-from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
-from fleet_agent.core.trial import RECENT_KEPT, TERMINAL, InvalidTransition, Position, Recent, Server, Trial, Wanted
 
 __all__ = ["TERMINAL", "InvalidTransition", "Trial", "accepts", "new_trial", "replay", "step"]
 

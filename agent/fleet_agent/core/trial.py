@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from fleet_agent.core.effects import CloseTrial, Effect
 from fleet_protos.errors import Bug
 from fleet_protos.events import Body
 from fleet_protos.trial import Outcome, Phase, TrialSpec
-
-from fleet_agent.core.effects import CloseTrial, Effect
 
 TERMINAL = frozenset({Phase.OVER})
 RECENT_KEPT = 16

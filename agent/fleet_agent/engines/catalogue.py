@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleet_protos.trial import EngineKind
-
 from fleet_agent.engines.engine import Engine
 from fleet_agent.engines.simulated.engine import SimulatedEngine
+from fleet_protos.trial import EngineKind
 
 ENGINES: Mapping[EngineKind, Engine] = {EngineKind.SIMULATED: SimulatedEngine()}

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fleet_protos.errors import LoadFailed
-
 from fleet_agent.load import messages, shard
 from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.body import Target
@@ -28,6 +26,7 @@ from fleet_agent.load.prompts import WARM_UP, Draw
 from fleet_agent.load.ray_session import CORES, RaySession, wait_for_end_of_ray
 from fleet_agent.load.records import Request
 from fleet_agent.load.summary import Conditions, Summary, summarise
+from fleet_protos.errors import LoadFailed
 
 SHARE_FROM: Final = 16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
 WARM_LEAST: Final = 3

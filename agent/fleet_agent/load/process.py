@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from fleet_protos.errors import LoadFailed
-
 from fleet_agent.load import messages
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.ray_session import temporary_folder
+from fleet_protos.errors import LoadFailed
 
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
 STOP_TIMEOUT_S: Final = 10.0

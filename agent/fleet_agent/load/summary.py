@@ -12,10 +12,9 @@ from itertools import pairwise
 from math import floor
 from typing import Any, Final
 
+from fleet_agent.load.records import Request, Response
 from fleet_protos import metrics as names
 from fleet_protos.trial import Workload
-
-from fleet_agent.load.records import Request, Response
 
 SALT_TOKENS: Final = 4  # the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fleet_protos.errors import ConfigError
-from fleet_protos.metrics import ACCEPT_LENGTH, HIGHER_IS_BETTER, OUTPUT_TOK_S, TPOT_MEAN
-
 from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch
 from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
 from fleet_controller.analysis.verdict import Answer, Needs, Question, Verdict, answer, without_interval
+from fleet_protos.errors import ConfigError
+from fleet_protos.metrics import ACCEPT_LENGTH, HIGHER_IS_BETTER, OUTPUT_TOK_S, TPOT_MEAN
 
 METRICS = (OUTPUT_TOK_S, TPOT_MEAN)
 EXTERNAL = "external"

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fleet_controller.analysis.statistics import mean
 from fleet_protos.metrics import ACCEPT_LENGTH
 from fleet_protos.trial import GateEffect, Outcome, RunResult
-
-from fleet_controller.analysis.statistics import mean
 
 
 @dataclass(frozen=True, slots=True)

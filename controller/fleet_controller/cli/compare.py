@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_protos.errors import ConfigError, ExitCode
-
 from fleet_controller.analysis.compare import Comparison, compare
 from fleet_controller.analysis.own_numbers import read_own_numbers
 from fleet_controller.analysis.verdict import Question, Verdict
@@ -14,6 +12,7 @@ from fleet_controller.cli.input import read_text
 from fleet_controller.report.comparison import json_of
 from fleet_controller.report.screen import comparison_text
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected
+from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

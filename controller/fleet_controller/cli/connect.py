@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 from fleet_controller.cli.places import Places, places
 from fleet_controller.liveness import is_live
 from fleet_controller.report.values import Controller
+
+if TYPE_CHECKING:
+    from fleet_controller.reading import StoredJobs
 
 
 @asynccontextmanager
@@ -23,6 +27,13 @@ async def connected(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
         async with RemoteController(address) as remote:
             yield remote
         return
+    with stored(home) as jobs:
+        yield jobs
+
+
+@contextmanager
+def stored(home: Places) -> Iterator[StoredJobs]:
+    """The store of a state folder, read only. Raises ConfigError when nothing was ever run there."""
     from fleet_controller.reading import StoredJobs
     from fleet_controller.store.store import Store
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet_controller.cli.console import Console
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode
-
-from fleet_controller.cli.console import Console
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fleet_protos.errors import ExitCode
-
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.input import load
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors
+from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -7,36 +7,49 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-
-from fleet_protos.errors import ConfigError, Conflict, FleetError
-from fleet_protos.sockets import listen_address
+from dataclasses import dataclass
 
 from fleet_controller.cli.places import Places, host_name, places
 from fleet_controller.embedded import AgentPlace, LocalAgent
 from fleet_controller.liveness import is_live
 from fleet_controller.working import Working, working
+from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.sockets import listen_address
 
 
-def local_agent(arguments: argparse.Namespace) -> LocalAgent:
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This machine as a command uses it. `metrics_port` 0: no Prometheus endpoint."""
+
+    home: Places
+    host_name: str
+    labels: tuple[str, ...] = ()
+    metrics_port: int = 0
+
+
+def here(arguments: argparse.Namespace) -> Here:
+    """From the options of `run`, `resume` and `up`."""
+    return Here(places(arguments.state), arguments.host_name or host_name(), tuple(arguments.label), arguments.metrics_port)
+
+
+def local_agent(place: Here) -> LocalAgent:
     """The agent of this machine, not yet started. Raises Conflict when a controller is at work in the state folder."""
-    home = places(arguments.state)
-    if is_live(listen_address(home.controller, "controller")):
+    if is_live(listen_address(place.home.controller, "controller")):
         hint = "fleetctl submit FILE --watch hands it a job; --state DIR keeps two apart"
-        raise Conflict(f"a controller is at work in {home.controller}", hint)
-    return LocalAgent(AgentPlace(home.agent, arguments.host_name or host_name(), tuple(arguments.label)))
+        raise Conflict(f"a controller is at work in {place.home.controller}", hint)
+    return LocalAgent(AgentPlace(place.home.agent, place.host_name, place.labels))
 
 
 @asynccontextmanager
-async def machine(agent: LocalAgent, arguments: argparse.Namespace, say: Callable[[str], None]) -> AsyncIterator[Working]:
+async def machine(agent: LocalAgent, place: Here, say: Callable[[str], None]) -> AsyncIterator[Working]:
     """Controller and agent at work while inside. The agent outlives the controller's last fetch of files and is ended last."""
-    home = places(arguments.state)
-    _log_to_file(home)
+    _log_to_file(place.home)
     try:
-        async with working(home.controller, [agent.place.address], metrics_port=arguments.metrics_port) as here:
+        async with working(place.home.controller, [agent.place.address], metrics_port=place.metrics_port) as at_work:
             await agent.start()
             async with asyncio.TaskGroup() as tasks:
                 keeper = tasks.create_task(agent.keep_alive(say))
-                yield here
+                yield at_work
                 keeper.cancel()
     except BaseExceptionGroup as group:
         raise _first_error(group) from group

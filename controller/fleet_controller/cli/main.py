@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from fleet_protos.errors import Bug, ExitCode, FleetError
-
 from fleet_controller.cli.arguments import parser
 from fleet_controller.cli.console import Console, console
+from fleet_protos.errors import Bug, ExitCode, FleetError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

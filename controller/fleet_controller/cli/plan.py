@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_protos.errors import ExitCode
-
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.input import load
 from fleet_controller.cli.lint import finding_lines
@@ -17,6 +15,7 @@ from fleet_controller.report.comparison import duration_text
 from fleet_controller.report.screen import table_text
 from fleet_controller.report.table import Table
 from fleet_controller.spec.findings import in_order
+from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
 import grpc
+from grpc import aio
+
+from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
-from grpc import aio
-
-from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 
 _TIMEOUT_S = 30.0
 _LARGEST_MESSAGE_BYTES = 256 << 20

@@ -7,13 +7,12 @@ import asyncio
 import json
 from pathlib import Path
 
-from fleet_protos.errors import ConfigError, ExitCode
-
 from fleet_controller.analysis.compare import Comparison
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.results import asked, compare_job
 from fleet_controller.report.comparison import csv_of, json_of, markdown_of
+from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -6,14 +6,13 @@ import argparse
 import asyncio
 from dataclasses import dataclass, replace
 
-from fleet_protos.errors import ConfigError
-
 from fleet_controller.analysis.compare import Comparison, Conditions, compare, compare_jobs
 from fleet_controller.cli.connect import connected
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_variants
 from fleet_controller.report.values import Controller, JobDetail, Results
 from fleet_controller.spec.load import load_job
+from fleet_protos.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

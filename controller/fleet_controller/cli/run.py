@@ -7,19 +7,19 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
-from fleet_protos.errors import ConfigError, Conflict, ExitCode
-
+from fleet_controller.cli.connect import stored
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.display import Display, progress_display
 from fleet_controller.cli.input import load
 from fleet_controller.cli.interrupts import Interrupts
 from fleet_controller.cli.lint import finding_lines
-from fleet_controller.cli.machine import local_agent, machine
-from fleet_controller.cli.places import places
+from fleet_controller.cli.machine import Here, here, local_agent, machine
+from fleet_controller.cli.places import Places
 from fleet_controller.cli.watch import Ending, ending, follow, print_ending
 from fleet_controller.embedded import LocalAgent
 from fleet_controller.report.values import Controller
 from fleet_controller.spec.load import LoadedJob
+from fleet_protos.errors import Conflict, ExitCode
 
 Begin = Callable[[Controller], Awaitable[str]]
 
@@ -32,44 +32,49 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 async def _run(arguments: argparse.Namespace, console: Console) -> int:
     loaded = load(arguments.file)
     console.tell(*finding_lines(loaded.findings, console))
+    place = here(arguments)
+    agent = local_agent(place)
+    await _refuse_a_second(place.home, loaded)
 
     async def begin(controller: Controller) -> str:
-        await _refuse_a_second(controller, loaded)
         return await controller.submit(loaded.text, loaded.file_name)
 
-    return await _to_the_verdict(begin, arguments, console)
+    return await _to_the_verdict(begin, agent, place, arguments.json, console)
 
 
 async def _resume(arguments: argparse.Namespace, console: Console) -> int:
-    if not places(arguments.state).store.exists():
-        raise ConfigError(f"there is no job {arguments.job!r}: nothing was ever run here", "`fleetctl run JOB` starts one")
+    place = here(arguments)
+    agent = local_agent(place)
+    with stored(place.home) as jobs:
+        job = (await jobs.job(arguments.job)).job
+    if job.is_over:
+        raise Conflict(f"job {job.job_id} is over: {job.state}", f"fleetctl compare {job.job_id} shows its verdicts")
 
     async def begin(controller: Controller) -> str:
-        job = (await controller.job(arguments.job)).job
-        if job.is_over:
-            raise Conflict(f"job {job.job_id} is over: {job.state}", f"fleetctl compare {job.job_id} shows its verdicts")
         return job.job_id
 
-    return await _to_the_verdict(begin, arguments, console)
+    return await _to_the_verdict(begin, agent, place, arguments.json, console)
 
 
-async def _refuse_a_second(controller: Controller, loaded: LoadedJob) -> None:
-    for job in await controller.jobs():
-        if not job.is_over and (await controller.job(job.job_id)).yaml == loaded.text:
-            over = f"{job.trials_over} of {job.trials} trials over"
-            hint = f"fleetctl resume {job.job_id} goes on with it; fleetctl cancel {job.job_id} ends it"
-            raise Conflict(f"a job with the same content is unfinished: {job.job_id}, {over}", hint)
+async def _refuse_a_second(home: Places, loaded: LoadedJob) -> None:
+    if not home.store.exists():
+        return
+    with stored(home) as jobs:
+        for job in await jobs.jobs():
+            if not job.is_over and (await jobs.job(job.job_id)).yaml == loaded.text:
+                over = f"{job.trials_over} of {job.trials} trials over"
+                hint = f"fleetctl resume {job.job_id} goes on with it; fleetctl cancel {job.job_id} ends it"
+                raise Conflict(f"a job with the same content is unfinished: {job.job_id}, {over}", hint)
 
 
-async def _to_the_verdict(begin: Begin, arguments: argparse.Namespace, console: Console) -> int:
-    agent = local_agent(arguments)
+async def _to_the_verdict(begin: Begin, agent: LocalAgent, place: Here, as_json: bool, console: Console) -> int:
     with progress_display() as shown:
         interrupts = Interrupts(lambda: _leave(agent, shown))
         with interrupts.installed():
-            async with machine(agent, arguments, shown.say) as here:
-                end = await _measured(begin, here.fleet, interrupts, shown)
-    code = print_ending(end, arguments.json, console)
-    console.tell(f"job {end.detail.job.job_id}, its data: {places(arguments.state).state}")
+            async with machine(agent, place, shown.say) as at_work:
+                end = await _measured(begin, at_work.fleet, interrupts, shown)
+    code = print_ending(end, as_json, console)
+    console.tell(f"job {end.detail.job.job_id}, its data: {place.home.state}")
     return code
 
 
@@ -102,13 +107,14 @@ def _leave(agent: LocalAgent, shown: Display) -> None:
 
 
 async def _up(arguments: argparse.Namespace, console: Console) -> int:
-    agent = local_agent(arguments)
+    place = here(arguments)
+    agent = local_agent(place)
     with progress_display() as shown:
         interrupts = Interrupts(lambda: _leave(agent, shown))
         with interrupts.installed():
-            async with machine(agent, arguments, shown.say) as here:
+            async with machine(agent, place, shown.say) as at_work:
                 console.tell(
-                    f"controller at {here.address}, local agent (pid {agent.pid}) as host {agent.place.host_name}",
+                    f"controller at {at_work.address}, local agent (pid {agent.pid}) as host {agent.place.host_name}",
                     "fleetctl submit FILE --watch hands it a job; Ctrl-C ends both",
                 )
                 await interrupts.asked.wait()

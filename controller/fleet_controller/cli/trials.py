@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from fleet_protos.errors import ConfigError, ExitCode
-
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
 from fleet_controller.report.repro import repro_script
 from fleet_controller.report.values import TrialDetail
+from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -6,10 +6,6 @@ import argparse
 import asyncio
 from dataclasses import dataclass
 
-from fleet_protos.errors import ExitCode
-from fleet_protos.events import RunFinished
-from fleet_protos.trial import Outcome, RunResult
-
 from fleet_controller.analysis.compare import Comparison
 from fleet_controller.cli.compare import print_comparison
 from fleet_controller.cli.connect import connected
@@ -20,6 +16,9 @@ from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.results import Asked, compare_job
 from fleet_controller.report.progress import Progress, advance, ending_text, finished_since
 from fleet_controller.report.values import Controller, JobDetail, JobSummary, TrialStatus
+from fleet_protos.errors import ExitCode
+from fleet_protos.events import RunFinished
+from fleet_protos.trial import Outcome, RunResult
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fleet_protos.trial import EngineKind, EngineSpec, Workload
-
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import Plan, PlannedTrial
+from fleet_protos.trial import EngineKind, EngineSpec, Workload
 
 # Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of an 8-GPU host shows (62.9 tok/s).
 _READY_S = {EngineKind.SGLANG: 300.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}

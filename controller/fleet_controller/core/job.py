@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_protos.trial import EngineSpec, Measure, Workload
-
 from fleet_controller.spec.findings import Finding
+from fleet_protos.trial import EngineSpec, Measure, Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
-
 from fleet_controller.core.job import Job, Level
 from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding, has_errors
+from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
 
 MOST_TRIALS = 10_000
 DEFAULT_VARIANT = "default"

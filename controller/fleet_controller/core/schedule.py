@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet_protos.trial import Outcome
-
 from fleet_controller.core.retry import rule_for
 from fleet_controller.core.state import Trial
+from fleet_protos.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from fleet_controller.core.retry import may_retry
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, TrialSpec
-
-from fleet_controller.core.retry import may_retry
 
 
 @dataclass(frozen=True, slots=True)

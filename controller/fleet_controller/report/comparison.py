@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet_protos.metrics import HIGHER_IS_BETTER, OUTPUT_TOK_S, TOK_S_PER_USER, TPOT_MEAN, TPOT_P50, TPOT_P99, TTFT_P50, TTFT_P99
-
 from fleet_controller.analysis.compare import SIMULATED, Comparison, Row
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
 from fleet_controller.report.table import Table, as_csv, as_markdown
+from fleet_protos.metrics import HIGHER_IS_BETTER, OUTPUT_TOK_S, TOK_S_PER_USER, TPOT_MEAN, TPOT_P50, TPOT_P99, TTFT_P50, TTFT_P99
 
 JSON_VERSION = 1
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fleet_protos.trial import Outcome
-
 from fleet_controller.report.progress import engine_mark
 from fleet_controller.report.table import Table
 from fleet_controller.report.values import HostStatus, JobDetail, JobSummary, TrialStatus
+from fleet_protos.trial import Outcome
 
 JSON_VERSION = 1
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleet_protos.metrics import OUTPUT_TOK_S
-from fleet_protos.trial import Outcome, Phase, RunResult
-
 from fleet_controller.report.comparison import duration_text
 from fleet_controller.report.values import JobChange, JobSummary, TrialStatus
+from fleet_protos.metrics import OUTPUT_TOK_S
+from fleet_protos.trial import Outcome, Phase, RunResult
 
 _BAR_CELLS = 24
 

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fleet_controller.analysis.launches import StoredRun
 from fleet_protos.events import Event
 from fleet_protos.trial import ErrorKind, Outcome, Phase
-
-from fleet_controller.analysis.launches import StoredRun
 
 
 @dataclass(frozen=True, slots=True)

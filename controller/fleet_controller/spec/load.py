@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from fleet_protos.errors import ConfigError
 from pydantic import ValidationError
 
 from fleet_controller.core.job import Job
@@ -18,6 +17,7 @@ from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_erro
 from fleet_controller.spec.models import JobFile
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.resolve import resolve
+from fleet_protos.errors import ConfigError
 
 # Stand-ins for what must be there and is not, so that the rest of a broken file can still be judged; `*` is any one name.
 _STAND_INS: tuple[tuple[Path, Any], ...] = (

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleet_protos.trial import EngineKind, EngineSpec, Measure, Simulation, Slo, Workload
-
 from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.spec import models
 from fleet_controller.spec.arguments import normalise
 from fleet_controller.spec.document import Document, dotted
+from fleet_protos.trial import EngineKind, EngineSpec, Measure, Simulation, Slo, Workload
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
 _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fleet_protos.errors import ConfigError, Conflict
 from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+
+from fleet_protos.errors import ConfigError, Conflict
 
 HEAD = "0001"  # the newest revision in migrations/versions; a test compares
 

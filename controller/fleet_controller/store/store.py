@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_protos import events as ev
-from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
-from fleet_protos.errors import ConfigError
-from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
-from fleet_protos.v1 import trial_pb2
 from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 
 from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.core.state import Attempt, Trial, after
 from fleet_controller.store import tables as t
 from fleet_controller.store.schema import connect
+from fleet_protos import events as ev
+from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
+from fleet_protos.errors import ConfigError
+from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.v1 import trial_pb2
 
 
 @dataclass(frozen=True, slots=True)

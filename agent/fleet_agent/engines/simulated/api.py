@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet_protos.trial import Simulation
-
 from fleet_agent.engines.simulated import requests
 from fleet_agent.engines.simulated.arguments import PLAIN_RUNNING_CAP
 from fleet_agent.engines.simulated.batching import Batching, Generation
@@ -18,6 +16,7 @@ from fleet_agent.engines.simulated.http import Exchange
 from fleet_agent.engines.simulated.prefix import PrefixCache
 from fleet_agent.engines.simulated.replies import GenerateReply, OpenAiReply, Shape, Telling, dump
 from fleet_agent.engines.simulated.text import Words, entry
+from fleet_protos.trial import Simulation
 
 VERSION = "0.5.23-simulated"
 _FLUSHED = (

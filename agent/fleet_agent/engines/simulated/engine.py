@@ -10,12 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fleet_agent.engines.engine import LaunchCommand, Place
+from fleet_agent.engines.simulated import probes, proof
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import TrialSpec
-
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.simulated import probes, proof
 
 _HOST = "127.0.0.1"
 _OURS = ("model_path", "host", "port", "simulation")

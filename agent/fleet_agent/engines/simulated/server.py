@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_protos.trial import Simulation
-
 from fleet_agent.engines.simulated import arguments
 from fleet_agent.engines.simulated.alarm import Alarm
 from fleet_agent.engines.simulated.api import Api, Rates, Setup
@@ -28,6 +26,7 @@ from fleet_agent.engines.simulated.http import REASONS, Connection, Request
 from fleet_agent.engines.simulated.logbook import Logbook
 from fleet_agent.engines.simulated.model import Configuration
 from fleet_agent.engines.simulated.noise import drift_factor, launch_factor, run_factor
+from fleet_protos.trial import Simulation
 
 
 @dataclass(frozen=True, slots=True)
