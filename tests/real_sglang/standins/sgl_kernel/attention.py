@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 _DECODE = (
-    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, Tensor(c!) o, Tensor? k, Tensor? v,"
-    " Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float scale, float cap,"
-    " bool cross, int window, Tensor? encoder_lens, Tensor? sinks) -> ()"
+    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, Tensor(c!) o,"
+    " Tensor? k, Tensor? v, Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens,"
+    " float scale, float cap, bool cross, int window, Tensor? encoder_lens, Tensor? sinks) -> ()"
 )
 _EXTEND = (
     "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, float k_scale, float v_scale,"
@@ -38,7 +38,7 @@ def _refuse(cap, cross, window, sinks):
         raise NotImplementedError("the stand-in attends plainly: no soft cap, cross attention, sliding window or sinks")
 
 
-def decode_attention_cpu(
+def decode_attention_cpu(  # noqa: PLR0917 - the interface is SGLang's
     q,
     k_buffer,
     v_buffer,
@@ -69,7 +69,7 @@ def decode_attention_cpu(
         o[place] = _attend(q[place : place + 1], k_buffer[slots].to(q.dtype), v_buffer[slots].to(q.dtype), scale)[0]
 
 
-def extend_attention_cpu(
+def extend_attention_cpu(  # noqa: PLR0917 - the interface is SGLang's
     q,
     k,
     v,

@@ -27,7 +27,9 @@ def assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, start, end, out
         taken += width
 
 
-def assign_draft_cache_locs_contiguous_cpu(req_pool_indices, req_to_token, seq_lens, out_cache_loc, pool_len, topk, num_steps):
+def assign_draft_cache_locs_contiguous_cpu(  # noqa: PLR0917 - the interface is SGLang's
+    req_pool_indices, req_to_token, seq_lens, out_cache_loc, pool_len, topk, num_steps
+):
     """The next topk * num_steps slots after the end of each request."""
     assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, seq_lens, seq_lens + topk * num_steps, out_cache_loc, pool_len)
 

@@ -30,7 +30,7 @@ def _parents(selected, parent_list, topk):
     return [-1, *(node_of.get(parent_list[group], 0) if group else 0 for group in groups)]
 
 
-def build_tree_kernel_efficient_cpu(
+def build_tree_kernel_efficient_cpu(  # noqa: PLR0917 - the interface is SGLang's
     parent_list,
     selected_index,
     verified_seq_len,
@@ -67,7 +67,7 @@ def _fill(request, size, parents, retrieve_index, retrieve_next_token, retrieve_
     retrieve_next_sibling.view(-1)[span] = torch.tensor(next_sibling)
 
 
-def reconstruct_indices_from_tree_mask(
+def reconstruct_indices_from_tree_mask(  # noqa: PLR0917 - the interface is SGLang's
     tree_mask, verified_seq_len, positions, retrieve_index, retrieve_next_token, retrieve_next_sibling, batch_size, draft_token_num
 ):
     """Positions and links from the mask alone: `mask[b, i, j]` says that node j is an ancestor of node i, or i itself."""
@@ -79,12 +79,12 @@ def reconstruct_indices_from_tree_mask(
         _fill(request, size, [-1, *nearest[1:]], retrieve_index, retrieve_next_token, retrieve_next_sibling)
 
 
-def verify_tree_greedy_cpu(
+def verify_tree_greedy_cpu(  # noqa: PLR0917 - the interface is SGLang's
     predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict
 ):
     """Walks each tree as long as a child is the token that the target chose, then adds the target's own next token.
 
-    The spelling of `retrive` is the caller's. accept_index gets the accepted nodes, root first; accept_token_num counts them without the root.
+    accept_index gets the accepted nodes, root first; accept_token_num counts them without the root. `retrive` is the caller's spelling.
     """
     tree = (retrive_index.tolist(), retrive_next_token.tolist(), retrive_next_sibling.tolist())
     for request, (tokens, chosen) in enumerate(zip(candidates.tolist(), target_predict.tolist(), strict=True)):
