@@ -65,10 +65,15 @@ def test_failure_without_a_class_shows_its_kind() -> None:
 
 def test_display_holds_counts_time_left_last_rate_and_the_running_trial() -> None:
     progress, _ = advance(Progress(), JobChange(JOB, (replace(TRIAL, phase=Phase.WARMING),), left_s=300), {"x": RUN})
-    head, running = display(progress, since_s=60)
-    assert "2/6 trials · about 4 min left · last run single 88.8 tok/s (simulated ×100)" in head
+    head, running, last = display(progress, since_s=60)
+    assert head.endswith("2/6 trials · about 4 min left")
     assert "warming" in running
     assert "nccl=tuned" in running
+    assert last == "  last run: single 88.8 tok/s (simulated ×100)"
+
+
+def test_display_without_a_job_says_what_is_awaited() -> None:
+    assert display(Progress()) == ["starting the local agent"]
 
 
 def test_display_of_a_job_without_trials_does_not_divide_by_zero() -> None:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 LAUNCHES_CAP = 1000  # nobody launches a 600 GB model more often than this to settle a question
 
 
@@ -47,6 +45,8 @@ class LogRatio:
 
 def t_quantile(confidence: float, degrees: float) -> float:
     """The two-sided quantile of Student's t: P(|T| <= result) = confidence."""
+    from scipy.special import stdtrit  # here: its import takes half a second, and most commands need no interval
+
     return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 

@@ -80,7 +80,7 @@ class LiveDisplay:
         from rich.text import Text
 
         # Called by Rich's thread: reads one reference to a frozen value.
-        return Text("\n".join(display(self._progress, time.monotonic() - self._at)), no_wrap=True, overflow="ellipsis")
+        return Text("\n".join(display(self._progress, time.monotonic() - self._at)), overflow="fold")
 
 
 @contextmanager

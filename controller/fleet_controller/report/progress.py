@@ -77,17 +77,17 @@ def ending_text(trial: TrialStatus) -> str:
 
 
 def display(progress: Progress, since_s: float = 0.0) -> list[str]:
-    """The live display `since_s` after the last change: a bar with counts and time left, then a line for each trial that runs."""
+    """The live display `since_s` after the last change: counts and time left, each trial that runs, the last run's rate."""
     job = progress.job
+    if not job.job_id:
+        return ["starting the local agent"]
     full = round(_BAR_CELLS * job.trials_over / job.trials) if job.trials else 0
-    parts = [f"{job.name or job.job_id} [{'█' * full}{'·' * (_BAR_CELLS - full)}] {job.trials_over}/{job.trials} trials"]
+    head = f"{job.name} [{'█' * full}{'·' * (_BAR_CELLS - full)}] {job.trials_over}/{job.trials} trials"
     left_s = progress.left_s - since_s
     if left_s > 0 and not job.is_over:
-        parts.append(f"about {duration_text(left_s / 60)} left")
-    if progress.last is not None:
-        parts.append(f"last run {run_text(progress.last, job)}")
-    running = [trial for trial in progress.trials.values() if Phase.QUEUED < trial.phase < Phase.OVER]
-    return [" · ".join(parts), *(_running(trial) for trial in running)]
+        head += f" · about {duration_text(left_s / 60)} left"
+    running = [_running(trial) for trial in progress.trials.values() if Phase.QUEUED < trial.phase < Phase.OVER]
+    return [head, *running, *([f"  last run: {run_text(progress.last, job)}"] if progress.last else [])]
 
 
 def engine_mark(job: JobSummary) -> str:
