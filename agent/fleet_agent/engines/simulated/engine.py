@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.simulated import probes, proof
+from fleet_agent.engines.sglang import effective, explain, log, readiness
+from fleet_agent.engines.sglang.arguments import words
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import TrialSpec
 
 _HOST = "127.0.0.1"
 _OURS = ("model_path", "host", "port", "simulation")
-_TAIL_BYTES = 65536
 
 
 class SimulatedEngine:
@@ -37,7 +35,7 @@ class SimulatedEngine:
         argv = (
             *(sys.executable, "-m", "fleet_agent.engines.simulated.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
-            *(word for name, value in spec.engine.args.items() for word in option(name, value)),
+            *words(spec.engine.args),
             *("--simulation", json.dumps(knobs)),
         )
         base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
@@ -49,40 +47,13 @@ class SimulatedEngine:
 
     async def ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
-        return await probes.look(url, model_path=spec.engine.model_path)
+        return await readiness.look(url, model_path=spec.engine.model_path)
 
-    async def prove(self, spec: TrialSpec, url: str, log: Path) -> ConfigurationProved:
+    async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
-        info = await probes.server_info(url)
-        text = _read(log)
-        env = proof.nccl_seen(text)
-        gates = (*proof.argument_gates(spec.engine.args, info), *proof.environment_gates(spec.engine.env, text))
-        versions = {"sglang": str(info.get("version", "")), **proof.nccl_version(text)}
-        return ConfigurationProved(effective_args=_shown(info), versions=versions, env=env, gates=gates)
+        info = await readiness.server_info(url)
+        return effective.proof(spec.engine.args, spec.engine.env, info, log.whole(log_path))
 
-    def explain(self, log: Path, exit_code: int) -> tuple[str, str]:
+    def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
         """(failure class, cause) of a server that ended."""
-        return proof.explain(_read(log)[-_TAIL_BYTES:], exit_code)
-
-
-def option(name: str, value: Any) -> tuple[str, ...]:
-    """The words of one argument: a flag alone for True, none for False or None, one word for each entry of a list."""
-    flag = "--" + name.replace("_", "-")
-    if value is True:
-        return (flag,)
-    if value is False or value is None:
-        return ()
-    if isinstance(value, list | tuple):
-        return (flag, *map(str, value))
-    return (flag, json.dumps(dict(value)) if isinstance(value, Mapping) else str(value))
-
-
-def _shown(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in info.items() if name not in ("internal_states", "launch_command", "status")}
-
-
-def _read(log: Path) -> str:
-    try:
-        return log.read_text(errors="replace")
-    except OSError:
-        return ""
+        return explain.explain(log.tail(log_path), exit_code)

@@ -1,0 +1,63 @@
+"""Owns the adapter of a server that somebody else runs: it is looked at and measured, never launched, changed or stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleet_agent.engines.engine import LaunchCommand, Place
+from fleet_agent.engines.http import as_object, exchange
+from fleet_agent.engines.sglang import effective
+from fleet_protos.errors import ConfigError, ErrorKind, ServerFailed
+from fleet_protos.events import ConfigurationProved
+from fleet_protos.trial import TrialSpec
+
+_WORDS = [{"role": "user", "content": "ready?"}]
+_NOT_NOW = (502, 503, 504, 429)
+
+
+class ExternalEngine:
+    """An Engine for any server with the OpenAI API."""
+
+    launches = False
+
+    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+        """Nothing is launched. Raises ConfigError."""
+        raise ConfigError(f"variant {spec.variant}: an external server is not launched", "write kind: sglang to have one launched")
+
+    def url(self, spec: TrialSpec, place: Place) -> str:
+        """Where the job says it is."""
+        return spec.engine.url.rstrip("/")
+
+    async def ready(self, spec: TrialSpec, url: str) -> str:
+        """Empty when it answers a chat of 2 tokens. Raises ServerFailed when it refuses the request itself, as for a model it has not."""
+        body = {"model": spec.engine.model_path, "messages": _WORDS, "max_tokens": 2, "temperature": 0}
+        try:
+            status, content = await exchange(url, "/v1/chat/completions", body)
+            if status == 200:
+                return "" if as_object(content).get("choices") else "a completion of 2 tokens has no choice in it"
+        except (OSError, EOFError, ValueError) as error:
+            return f"nothing answers at {url} yet ({type(error).__name__})"
+        if 400 <= status < 500 and status not in _NOT_NOW:
+            said = content[:300].decode(errors="replace")
+            raise ServerFailed(ErrorKind.CONFIG, "request_refused", f"{url} refuses a completion with {status}: {said}")
+        return f"a completion of 2 tokens answers {status}"
+
+    async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
+        """/server_info when it is an SGLang, else its model list. Raises ServerFailed when it shows neither."""
+        for path in ("/server_info", "/get_server_info", "/v1/models"):
+            try:
+                status, content = await exchange(url, path)
+                if status == 200:
+                    shown = as_object(content)
+                    return ConfigurationProved(effective_args=effective.effective(shown), versions=_versions(shown))
+            except (OSError, EOFError, ValueError):
+                continue
+        raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url} shows neither /server_info nor /v1/models")
+
+    def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
+        """Its log is not ours to read."""
+        return "unknown", ""
+
+
+def _versions(shown: dict[str, object]) -> dict[str, str]:
+    return {"sglang": str(shown["version"])} if "version" in shown else {}

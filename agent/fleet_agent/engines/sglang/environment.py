@@ -1,0 +1,20 @@
+"""Owns the whole environment of a launched server: what is not named here does not reach it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LAUNCH = "BENCHFLEET_LAUNCH"  # by this an agent that lost its journal finds its server
+GPUS = "CUDA_VISIBLE_DEVICES"
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
+
+
+def server_environment(host: Mapping[str, str], job: Mapping[str, str], gpus: tuple[int, ...], token: str) -> dict[str, str]:
+    """Four variables of the host, then the job's, then the launch token and the GPUs it was given (none given: the variable is absent)."""
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+    env |= {name: host[name] for name in _KEPT if name in host}
+    env |= job
+    env[LAUNCH] = token
+    if gpus:
+        env[GPUS] = ",".join(map(str, gpus))
+    return env
