@@ -12,9 +12,10 @@ _DECODE = (
     " float scale, float cap, bool cross, int window, Tensor? encoder_lens, Tensor? sinks) -> ()"
 )
 _EXTEND = (
-    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, float k_scale, float v_scale,"
-    " Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_lens, Tensor extend_starts, int max_extend, float scale,"
-    " float cap, bool cross, int window, Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask, bool is_causal) -> ()"
+    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, float k_scale,"
+    " float v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_lens, Tensor extend_starts,"
+    " int max_extend, float scale, float cap, bool cross, int window, Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask,"
+    " bool is_causal) -> ()"
 )
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 
