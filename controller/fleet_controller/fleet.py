@@ -29,23 +29,30 @@ from fleet_protos.trial import TrialSpec
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0  # for pauses between attempts, which no event ends
-_FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
+FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
 _LAST_FILES_S = 20.0  # how long the end waits for files that are still being fetched
 
 
 class Fleet:
-    """A `Controller` with agents. `run` must be running for anything to move."""
+    """A `Controller` with agents. `load` it once; `run` must be running for anything to move."""
 
-    def __init__(self, store: Store, folder: Path, agents: Sequence[AgentClient], series: RunSeries | None = None) -> None:
-        self._desk = Desk(store, series or RunSeries())
+    def __init__(
+        self, store: Store, folder: Path, agents: Sequence[AgentClient], series: RunSeries, first_contact_s: float = FIRST_CONTACT_S
+    ) -> None:
+        self._desk = Desk(store, series)
         self._stored = StoredJobs(store, folder / "artifacts")
-        self._lines = [HostLine(agent, self._desk, folder / "artifacts") for agent in agents]
+        self._names: dict[str, HostLine] = {}
+        self._lines = [HostLine(agent, self._desk, folder / "artifacts", self._names) for agent in agents]
+        self._first_contact_s = first_contact_s
 
     # Work
 
+    async def load(self) -> None:
+        """Read the jobs that are not over; before `run`, and before anybody asks."""
+        await self._desk.load()
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the agents and start trials until `stopping`; then fetch what is still owed and hang up."""
-        await self._desk.load()
         async with asyncio.TaskGroup() as tasks:
             working = [tasks.create_task(line.follow()) for line in self._lines]
             working += [tasks.create_task(line.fetch_files()) for line in self._lines]
@@ -64,15 +71,14 @@ class Fleet:
             connected = [line.host for line in self._lines if line.connected]
             for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
                 await self._begin(start)
+            for line in self._lines:
+                await line.ask_again()
             await wait_for(changed, _LOOK_AGAIN_S)
 
     async def _begin(self, start: Start) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
         await self._desk.save(start.trial_id, Attempt(start.attempt))
-        await self._line(start.host).hand_over()
-
-    def _line(self, host: str) -> HostLine:
-        return next(line for line in self._lines if line.host == host)
+        await self._names[start.host].hand_over()
 
     async def _last_files(self) -> None:
         try:
@@ -151,7 +157,7 @@ class Fleet:
 
     async def _first_contact(self) -> None:
         """Wait until an agent is connected; tells each one's trouble when none is in time."""
-        deadline_s = time.monotonic() + _FIRST_CONTACT_S
+        deadline_s = time.monotonic() + self._first_contact_s
         while not any(line.connected for line in self._lines):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -161,7 +167,7 @@ class Fleet:
 
     def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec]) -> None:
         for spec in specs:
-            room = self._line(spec.host).room_for(spec.engine.kind)
+            room = self._names[spec.host].room_for(spec.engine.kind)
             if spec.engine.gpus > room:
                 raise ConfigError(
                     f"variant {spec.variant} needs {spec.engine.gpus} GPUs, host {spec.host} has {room}",

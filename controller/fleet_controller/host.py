@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from fleet_controller.agents import AgentClient, AgentInfo
@@ -22,13 +23,15 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 _FETCH_AGAIN_S = 2.0
+_ASK_AGAIN_S = 1.0
 
 
 class HostLine:
     """One agent as the controller follows it: connected or not, and what it owes."""
 
-    def __init__(self, agent: AgentClient, desk: Desk, artifacts: Path) -> None:
+    def __init__(self, agent: AgentClient, desk: Desk, artifacts: Path, names: dict[str, HostLine]) -> None:
         self.agent = agent
+        self._names = names  # which line speaks for which host
         self.trouble = ""
         self.connected = False
         self._info = AgentInfo()
@@ -38,6 +41,7 @@ class HostLine:
         self._owes = asyncio.Event()
         self._paid = asyncio.Event()
         self._paid.set()
+        self._ask_again_at_s = inf
 
     @property
     def host(self) -> str:
@@ -81,6 +85,9 @@ class HostLine:
 
     async def _connect(self) -> None:
         self._info = await self.agent.describe()
+        other = self._names.setdefault(self._info.host, self)
+        if other is not self:
+            raise Conflict(f"the agent at {self.agent.address} calls itself {self._info.host} too, as does {other.agent.address}")
         self.connected, self.trouble = True, ""
         await self._close_what_is_lost()
         for artifact in await self._desk.wanted_artifacts(self._info.agent_id):
@@ -98,8 +105,14 @@ class HostLine:
                 end = closed(attempt, ErrorKind.AGENT_RESTARTED, "agent_state_lost", message, time.time_ns())
                 await self._desk.save(trial.spec.trial_id, end)
 
+    async def ask_again(self) -> None:
+        """Hand over anew what the agent was too busy to take, after a pause."""
+        if self.connected and time.monotonic() >= self._ask_again_at_s:
+            await self.hand_over()
+
     async def hand_over(self) -> None:
         """Send each attempt that was begun and that no event confirms yet; sending one twice is harmless."""
+        self._ask_again_at_s = inf
         for job, trial in self._desk.board.active_on(self.host):
             attempt = trial.newest
             if attempt is None or attempt.phase is not Phase.QUEUED or job.row.cancelled:
@@ -110,7 +123,7 @@ class HostLine:
                 self.trouble = error.message  # it is sent again when the line is up
             except Conflict as error:
                 log.info("%s: %s", trial.spec.trial_id, error.message)
-                asyncio.get_running_loop().call_later(_FETCH_AGAIN_S, self._desk.board.tell)
+                self._ask_again_at_s = time.monotonic() + _ASK_AGAIN_S
             except FleetError as error:
                 end = closed(attempt, ErrorKind.CONFIG, "refused_by_agent", error.message, time.time_ns())
                 await self._desk.save(trial.spec.trial_id, end)

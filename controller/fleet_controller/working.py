@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet_controller.agents import AgentClient
-from fleet_controller.fleet import Fleet
+from fleet_controller.fleet import FIRST_CONTACT_S, Fleet
 from fleet_controller.lock import held
 from fleet_controller.service import serving
 from fleet_controller.store.store import Store
@@ -27,7 +27,13 @@ class Working:
 
 @asynccontextmanager
 async def working(
-    folder: Path, agents: Sequence[str], *, store: str = "", listen: str = "", metrics_port: int = 0
+    folder: Path,
+    agents: Sequence[str],
+    *,
+    store: str = "",
+    listen: str = "",
+    metrics_port: int = 0,
+    first_contact_s: float = FIRST_CONTACT_S,
 ) -> AsyncIterator[Working]:
     """A controller that works while inside. `agents` are addresses. Raises Conflict when another one works in `folder`, ConfigError."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
@@ -36,9 +42,10 @@ async def working(
         series = RunSeries()
         if metrics_port:
             series.serve(metrics_port)
-        fleet = Fleet(database, folder, [AgentClient(address) for address in agents], series)
+        fleet = Fleet(database, folder, [AgentClient(address) for address in agents], series, first_contact_s)
         stopping = asyncio.Event()
         try:
+            await fleet.load()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(fleet.run(stopping))
                 async with serving(fleet, listen or listen_address(folder, "controller")) as address:

@@ -25,7 +25,7 @@ from fleet_protos.trial import Artifact, EngineKind, EngineSpec, Gate, GateEffec
 
 JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
 SPECS = [
-    TrialSpec(trial_id=f"job-1-b1-v{index}", job_id="job-1", variant=f"v{index}", block=1, host="here", engine=EngineSpec(EngineKind.SIMULATED))
+    TrialSpec(f"job-1-b1-v{index}", 1, "job-1", "job", f"v{index}", {}, 1, "here", EngineSpec(EngineKind.SIMULATED))
     for index in (1, 2)
 ]
 RUN = RunResult(
@@ -45,7 +45,7 @@ def postgres_binaries() -> Path | None:
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a private server on a Unix socket, run as `nobody` when we are root (it refuses to run as root); empty without one."""
+    """URL of a private server on a Unix socket, run as `nobody` when we are root (it refuses to run as root); empty without one."""
     binaries = postgres_binaries()
     if binaries is None:
         yield ""

@@ -95,6 +95,7 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except CommandError as error:
-        raise Conflict(f"the store {_public(address)} has tables of revision {found}, unknown to this version", "update benchfleet") from error
+        message = f"the store {_public(address)} has tables of revision {found}, unknown to this version"
+        raise Conflict(message, "update benchfleet") from error
     except DatabaseError as error:
         raise ConfigError(f"the tables of {_public(address)} cannot be made: {error.orig}", "use an empty database") from error

@@ -1,0 +1,132 @@
+"""A second implementation of the agent's gRPC contract, with a journal in memory and a script in place of servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from fleet_protos import events as ev
+from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.sockets import bind
+from fleet_protos.trial import Artifact, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.v1 import agent_pb2 as pb
+from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
+
+CHUNK = 1000
+
+
+def run_of(spec: TrialSpec, index: int, tok_s: float = 80.0, artifact: Artifact | None = None) -> ev.RunFinished:
+    """A finished run of the trial's first workload."""
+    metrics = {"output_tok_s": tok_s, "tpot_s_mean": 1 / tok_s}
+    name = spec.workloads[0].name
+    return ev.RunFinished(RunResult(name, index, 1, 5.0, 20.0, 1, 0, 500, metrics, (), artifact or Artifact()))
+
+
+@dataclass
+class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
+    """Takes trials and tells what a test makes it tell. `refusals` are answered to StartTrial first, one each."""
+
+    address: str
+    host: str = "here"
+    agent_id: str = "agent-1"
+    simulated_gpus: int = 8
+    by_itself: bool = True  # run each trial to its end: three runs, ok
+    replays: bool = False  # ignore after_sequence, as a forgetful agent would
+    refusals: list[grpc.StatusCode] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    break_after: int = -1  # chunks of the next artifact before the stream breaks
+    damage: bool = False  # of one chunk of the next artifact
+
+    def __post_init__(self) -> None:
+        self.journal: list[ev.Event] = []
+        self.started: list[TrialSpec] = []
+        self.cancelled: list[tuple[str, int]] = []
+        self.acknowledged = 0
+        self.offsets: list[int] = []
+        self._changed = asyncio.Event()
+        self._server: aio.Server | None = None
+
+    async def up(self) -> None:
+        """Listen; again after `down` with the same journal."""
+        self._server = aio.server()
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(self, self._server)
+        bind(self._server, self.address)
+        await self._server.start()
+
+    async def down(self) -> None:
+        """Hang up on everybody."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.address.removeprefix("unix:"))
+
+    def tell(self, spec: TrialSpec, body: ev.Body, phase: Phase = Phase.MEASURING) -> None:
+        """Journal an event and send it to whoever watches."""
+        self.journal.append(ev.Event(len(self.journal) + 1, len(self.journal) + 100, spec.trial_id, spec.attempt, 0, phase, body))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def end(self, spec: TrialSpec, over: ev.TrialOver | None = None) -> None:
+        """The trial's last event."""
+        self.tell(spec, over or ev.TrialOver(Outcome.OK), Phase.OVER)
+
+    async def Describe(self, request: Any, context: Any) -> pb.DescribeResponse:
+        return pb.DescribeResponse(
+            agent_id=self.agent_id, host=self.host, simulated_gpus=self.simulated_gpus, last_sequence=len(self.journal), pid=1
+        )
+
+    async def StartTrial(self, request: Any, context: Any) -> pb.StartTrialResponse:
+        if self.refusals:
+            await context.abort(self.refusals.pop(0), "not now")
+        spec = from_proto(TrialSpec, request.spec)
+        if spec in self.started:
+            return pb.StartTrialResponse(known=True)
+        self.started.append(spec)
+        self.tell(spec, ev.TrialAccepted(spec), Phase.LAUNCHING)
+        if self.by_itself:
+            for index in (1, 2, 3):
+                self.tell(spec, run_of(spec, index))
+            self.end(spec)
+        return pb.StartTrialResponse(known=False)
+
+    async def CancelTrial(self, request: Any, context: Any) -> pb.CancelTrialResponse:
+        self.cancelled.append((request.trial_id, request.attempt))
+        spec = next(spec for spec in self.started if (spec.trial_id, spec.attempt) == (request.trial_id, request.attempt))
+        self.end(spec, ev.TrialOver(Outcome.CANCELLED, message=request.reason))
+        return pb.CancelTrialResponse(active=True)
+
+    async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[pb.WatchEventsResponse]:
+        if request.agent_id and request.agent_id != self.agent_id:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another agent")
+        sent = 0 if self.replays else request.after_sequence
+        while True:
+            changed = self._changed
+            for event in self.journal[sent:]:
+                sent = event.sequence
+                yield pb.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
+            await changed.wait()
+
+    async def AckEvents(self, request: Any, context: Any) -> pb.AckEventsResponse:
+        self.acknowledged = max(self.acknowledged, request.up_to_sequence)
+        return pb.AckEventsResponse()
+
+    async def FetchArtifact(self, request: Any, context: Any) -> AsyncIterator[pb.FetchArtifactResponse]:
+        self.offsets.append(request.offset)
+        content = self.files[request.name]
+        for number, offset in enumerate(range(request.offset, len(content), CHUNK)):
+            if number == self.break_after:
+                self.break_after = -1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the line broke")
+            data = content[offset : offset + CHUNK]
+            digest = hashlib.sha256(data).hexdigest()
+            if self.damage:
+                self.damage, data = False, b"?" + data[1:]
+            yield pb.FetchArtifactResponse(offset=offset, data=data, sha256=digest)
