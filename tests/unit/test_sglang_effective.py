@@ -1,0 +1,118 @@
+"""Owns the promises of the comparison between what was asked for and what SGLang shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet_agent.engines.sglang.effective import KNOWN_CHANGES, argument_gates, effective, environment_gates, nccl_version, proof
+from fleet_protos.trial import Gate, GateEffect
+
+LOG = "h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to LL.\nh:1:1 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 16777216.\n"
+
+
+def short(found: tuple[Gate, ...]) -> list[tuple[str, GateEffect]]:
+    return [(gate.code, gate.effect) for gate in found]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        (8, 8),
+        ("0.9", 0.9),
+        (0.90, 0.9),
+        (True, True),
+        ([1, 2], [1, 2]),
+        ("lora", ["lora"]),
+        ({"a": 1}, '{"a": 1}'),
+        ('{"a":1}', {"a": 1}),
+        ("Triton", "Triton"),
+        (None, 7),
+        (False, False),
+        (False, None),
+    ],
+)
+def test_an_argument_in_effect_as_asked_trips_no_gate(asked: object, shown: object) -> None:
+    assert argument_gates({"x": asked}, {"x": shown}) == ()
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(8, 4), (True, False), (False, True), ([1, 2], [1]), ("fa3", "triton"), ("a", None)])
+def test_any_other_value_voids_the_trial(asked: object, shown: object) -> None:
+    assert short(argument_gates({"x": asked}, {"x": shown})) == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({"speculative_algorithm": "NEXTN"}, {"speculative_algorithm": "EAGLE"}),
+        (
+            {"speculative_num_draft_tokens": 16},
+            {"speculative_num_steps": 5, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 6},
+        ),
+        ({"speculative_num_steps": 3}, {"speculative_num_steps": 1, "speculative_algorithm": "DFLASH"}),
+        ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1, "speculative_algorithm": "DSPARK"}),
+        ({"page_size": 1}, {"page_size": 64, "attention_backend": "flashmla"}),
+        ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "bfloat16"}),
+        ({"schedule_conservativeness": 0.8}, {"schedule_conservativeness": 0.24, "enable_dp_attention": True}),
+    ],
+)
+def test_a_change_that_sglang_is_known_to_make_is_flagged(asked: dict[str, Any], shown: dict[str, Any]) -> None:
+    assert short(argument_gates(asked, shown)) == [("args_changed_by_server", GateEffect.FLAG)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({"speculative_algorithm": "EAGLE3"}, {"speculative_algorithm": "EAGLE"}),
+        (
+            {"speculative_num_draft_tokens": 16},
+            {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 6},
+        ),
+        ({"speculative_num_steps": 3}, {"speculative_num_steps": 1, "speculative_algorithm": "EAGLE3"}),
+        ({"page_size": 1}, {"page_size": 64, "attention_backend": "fa3"}),
+        ({"schedule_conservativeness": 0.8}, {"schedule_conservativeness": 0.5, "enable_dp_attention": True}),
+    ],
+)
+def test_a_change_that_only_resembles_a_known_one_voids_the_trial(asked: dict[str, Any], shown: dict[str, Any]) -> None:
+    assert short(argument_gates(asked, shown)) == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
+
+
+def test_every_known_change_says_where_it_was_seen() -> None:
+    assert all(change.versions.endswith("0.5.23") and change.source.endswith(".py") and change.why for change in KNOWN_CHANGES)
+
+
+def test_an_argument_that_is_not_shown_is_flagged() -> None:
+    assert short(argument_gates({"new_thing": 8}, {})) == [("args_not_shown_by_server", GateEffect.FLAG)]
+
+
+@pytest.mark.parametrize(
+    ("env", "void"),
+    [
+        ({"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "16777216", "OTHER": "x", "NCCL_DEBUG": "INFO"}, 0),
+        ({"NCCL_PROTO": "Simple"}, 1),
+        ({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS"}, 2),
+    ],
+)
+def test_a_variable_that_nccl_does_not_name_voids_the_trial(env: dict[str, str], void: int) -> None:
+    assert short(environment_gates(env, LOG)) == [("env_not_effective", GateEffect.VOID_TRIAL)] * void
+
+
+def test_a_log_without_nccl_lines_proves_nothing_either_way() -> None:
+    assert environment_gates({"NCCL_ALGO": "Ring"}, "no such line") == ()
+
+
+def test_the_loaded_nccl_is_read_from_its_own_line() -> None:
+    assert nccl_version("x\nNCCL version 2.27.5+cuda12.9\n") == {"nccl": "2.27.5+cuda12.9"}
+
+
+def test_state_and_secrets_are_no_part_of_the_configuration() -> None:
+    shown = {"tp_size": 8, "api_key": "sk-1", "admin_api_key": None, "internal_states": [{}], "status": "ready"}
+    assert effective(shown) == {"tp_size": 8, "api_key": "…", "admin_api_key": None}
+
+
+def test_a_proof_names_versions_arguments_and_what_nccl_saw() -> None:
+    found = proof({"tp_size": 8}, {"NCCL_PROTO": "LL"}, {"tp_size": 8, "version": "0.5.23"}, LOG + "NCCL version 2.27.5\n")
+    assert found.versions == {"sglang": "0.5.23", "nccl": "2.27.5"}
+    assert found.env == {"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "16777216"}
+    assert (found.gates, found.effective_args["tp_size"]) == ((), 8)
