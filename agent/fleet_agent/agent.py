@@ -65,12 +65,12 @@ class Agent:
         return [f"{trial_id}/{attempt}" for trial_id, attempt in sorted(self._runners)]
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Restore what the journal holds, then serve until `stopping`; then cancel what runs and see it end."""
+        """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end."""
         async with asyncio.TaskGroup() as self._tasks:
             self._restore()
             await stopping.wait()
-            for runner in self._runners.values():
-                runner.cancel("the agent is stopping")
+            for runner in list(self._runners.values()):
+                await runner.interrupt("the agent was stopped while the trial ran")
         await self._tools.load.stop()
 
     def start(self, spec: TrialSpec) -> bool:

@@ -48,6 +48,11 @@ class TrialRunner:
         """Ask the trial to end; harmless when it is over."""
         self._inbox.put(ev.CancelRequested(reason))
 
+    async def interrupt(self, reason: str) -> None:
+        """End the trial because the agent ends: it has failed, and the controller tries it again."""
+        await self._errands.launch_settled()  # a process that is just coming to be must be on record first
+        self._inbox.put(ev.AgentRestarted(reason))
+
     async def run(self, first: ev.Body) -> None:
         """From `first` (TrialAccepted, or AgentRestarted for a trial found in the journal) to the end; never raises."""
         self._inbox.put(first)

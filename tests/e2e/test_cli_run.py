@@ -251,7 +251,8 @@ def test_up_takes_jobs_from_other_terminals_until_ctrl_c(bench: Bench) -> None:
         watching.send_signal(signal.SIGINT)
         _, err = watching.communicate(timeout=LIMIT_S)
         assert f"job {submitted['job']} goes on" in err
-        assert bench.json("show", submitted["job"])["state"] == "running"
+        detail = bench.json("show", submitted["job"])
+        assert (detail["state"], detail["trials"][-1]["phase"]) == ("running", "queued")
         assert bench.json("cancel", submitted["job"])["trials_cancelled"] > 0
         code, out, _ = bench.call("watch", submitted["job"], "--json")
         assert (code, json.loads(out)["job"]) == (1, submitted["job"])

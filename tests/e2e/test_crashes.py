@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet_agent.processes import read_stat
 from fleet_protos.events import Event, RunFinished, ServerLaunched
 from tests.e2e.crash import JOB, Running, children, title
 
@@ -97,7 +98,8 @@ def test_a_killed_agent_is_started_again_and_ends_the_server_it_left(running: Ru
     os.kill(running.agent_pid(), signal.SIGKILL)
     output = running.finish()
     assert running.process.returncode == 0, output
-    assert not Path(f"/proc/{server}").exists()
+    stat = read_stat(server)
+    assert stat is None or not stat.alive
     check_the_end(running, retried=True)
 
 

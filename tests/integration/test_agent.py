@@ -10,12 +10,14 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
+from fleet_agent.processes import read_stat
 from fleet_protos import events as ev
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.errors import ErrorKind
@@ -60,21 +62,28 @@ class Line:
         return self.events(spec)
 
 
-@pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    state = tmp_path_factory.mktemp("agent")
-    with (state / "log").open("wb") as log:
+@contextmanager
+def running_agent(state: Path) -> Iterator[tuple[Line, subprocess.Popen[bytes]]]:
+    with (state / "log").open("ab") as log:
         argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0"]
         process = subprocess.Popen(argv, stderr=log, start_new_session=True)
     line = Line(state)
     try:
         grpc.channel_ready_future(line.channel).result(timeout=30)
-        line.see(trial())  # Ray starts once, so that no test's children are taken for another's
-        yield line
+        yield line, process
     finally:
         line.channel.close()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0, (state / "log").read_text()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=60)
+    assert code in (0, -signal.SIGKILL), (state / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    with running_agent(tmp_path_factory.mktemp("agent")) as (line, _):
+        line.see(trial())  # Ray starts once, so that no test's children are taken for another's
+        yield line
 
 
 def trial(env: dict[str, str] | None = None, *, gpus: int = 8, timeout_s: float = 20.0, tokens: int = 60, **knobs: object) -> TrialSpec:
@@ -101,9 +110,15 @@ def over(events: list[ev.Event]) -> ev.TrialOver:
     return events[-1].body
 
 
+def is_alive(pid: int) -> bool:
+    """False for a zombie too: it holds nothing and waits for a parent that is not ours."""
+    stat = read_stat(pid)
+    return stat is not None and stat.alive
+
+
 def assert_server_gone(events: list[ev.Event]) -> None:
     for launched in bodies(events, ev.ServerLaunched):
-        assert not Path(f"/proc/{launched.pid}").exists()
+        assert not is_alive(launched.pid)
     assert [stopped.left_over for stopped in bodies(events, ev.ServerStopped)] == [()] * len(bodies(events, ev.ServerLaunched))
 
 
@@ -271,3 +286,30 @@ def test_an_agent_without_ray_and_load_stays_small(line: Line) -> None:
     status = Path(f"/proc/{line.about().pid}/status").read_text()
     resident_kb = int(status.partition("VmRSS:")[2].split()[0])
     assert resident_kb < 120 * 1024
+
+
+def test_an_agent_that_is_stopped_ends_its_trials_as_failed_so_that_they_are_tried_again(tmp_path: Path) -> None:
+    spec = trial(ready_after_s=60.0)
+    with running_agent(tmp_path) as (line, process):
+        line.start(spec)
+        line.events(spec, ev.ServerLaunched)
+        process.send_signal(signal.SIGTERM)
+        events = line.events(spec)
+        assert process.wait(timeout=30) == 0
+    assert (over(events).outcome, over(events).kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
+    assert_server_gone(events)
+
+
+def test_an_agent_that_was_killed_finds_its_server_again_and_ends_it(tmp_path: Path) -> None:
+    spec = trial(ready_after_s=60.0)
+    with running_agent(tmp_path) as (line, process):
+        line.start(spec)
+        (launched,) = bodies(line.events(spec, ev.ServerLaunched), ev.ServerLaunched)
+        process.kill()
+        process.wait(timeout=30)
+        assert is_alive(launched.pid)
+    with running_agent(tmp_path) as (line, _):
+        events = line.events(spec)
+        assert (over(events).outcome, over(events).kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
+        assert_server_gone(events)
+        assert line.start(spec) is True

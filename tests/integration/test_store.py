@@ -55,7 +55,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if user:
         shutil.chown(folder, "nobody", "nogroup")
     data = folder / "data"
-    subprocess.run([*user, binaries / "initdb", "-D", data, "-U", "bench", "--no-sync", "-A", "trust"], check=True, capture_output=True, cwd="/")
+    make = [*user, binaries / "initdb", "-D", data, "-U", "bench", "--no-sync", "-A", "trust"]
+    subprocess.run(make, check=True, capture_output=True, cwd="/")
     options = f"-k {folder} -c listen_addresses= -c fsync=off"
     start = [*user, binaries / "pg_ctl", "-D", data, "-o", options, "-l", folder / "log", "-w", "start"]
     subprocess.run(start, check=True, capture_output=True, cwd="/")
