@@ -21,6 +21,8 @@ from fleet_controller.report.values import Controller
 from fleet_controller.spec.load import LoadedJob
 from fleet_protos.errors import Conflict, ExitCode
 
+_FIRST_CONTACT_S = 10.0
+_LOOK_AGAIN_S = 0.05
 Begin = Callable[[Controller], Awaitable[str]]
 
 
@@ -113,6 +115,7 @@ async def _up(arguments: argparse.Namespace, console: Console) -> int:
         interrupts = Interrupts(lambda: _leave(agent, shown))
         with interrupts.installed():
             async with machine(agent, place, shown.say) as at_work:
+                await _first_contact(at_work.fleet)
                 console.tell(
                     f"controller at {at_work.address}, local agent (pid {agent.pid}) as host {agent.place.host_name}",
                     "fleetctl submit FILE --watch hands it a job; Ctrl-C ends both",
@@ -121,3 +124,13 @@ async def _up(arguments: argparse.Namespace, console: Console) -> int:
                 shown.say("ending: servers are being stopped; Ctrl-C again leaves at once")
     console.tell("ended; no server is left")
     return ExitCode.DONE
+
+
+async def _first_contact(controller: Controller) -> None:
+    """Until the local agent is connected, so that the first submit finds it; what is wrong after that `fleetctl hosts` tells."""
+    try:
+        async with asyncio.timeout(_FIRST_CONTACT_S):
+            while any(host.state != "connected" for host in await controller.hosts()):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+    except TimeoutError:
+        return

@@ -50,6 +50,8 @@ def duration_text(minutes: float) -> str:
 
 
 def _number(value: float) -> str:
+    if value < 0:  # the low end of an interval over few noisy launches
+        return f"−{_number(-value)}"
     return f"{value:.1f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.2f}" if value < 20 else f"{value:.1f}"
 
 
@@ -108,12 +110,14 @@ def remarks_of(comparison: Comparison) -> list[str]:
     """What the table cannot hold: notes, why a row is INCONCLUSIVE, and each gate with its count."""
     reasons: dict[str, dict[str, int]] = {}
     gates: dict[str, dict[str, int]] = {}
+    messages: dict[str, str] = {}  # the first of each gate: they differ in their figures
     for row in comparison.rows:
         place = _place(row)
         if row.verdict == Verdict.INCONCLUSIVE or row.mean is None:
             reasons.setdefault(f"{row.verdict or 'baseline'}: {_why(row)}", {})[place] = 0
         for gate in row.gates:
-            gates.setdefault(f"gate {gate.code}: {gate.message}", {})[place] = gate.count  # once: a row's metrics share its runs
+            message = messages.setdefault(gate.code, f"gate {gate.code}: {gate.message}")
+            gates.setdefault(message, {})[place] = gate.count  # once: a row's metrics share its runs
     everywhere = len({_place(row) for row in comparison.rows})
     told = [f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()]
     return [*comparison.notes, *told]

@@ -9,7 +9,7 @@ from typing import Any
 from fleet_controller.report.progress import engine_mark
 from fleet_controller.report.table import Table
 from fleet_controller.report.values import HostStatus, JobDetail, JobSummary, TrialStatus
-from fleet_protos.trial import Outcome
+from fleet_protos.trial import Outcome, Phase
 
 JSON_VERSION = 1
 
@@ -46,7 +46,7 @@ def trials_table(trials: Sequence[TrialStatus]) -> Table:
     """One row a trial."""
     rows = tuple(
         (
-            trial.trial_id, trial.variant, trial.host, str(trial.block), str(trial.attempt), trial.phase.name.lower(),
+            trial.trial_id, trial.variant, trial.host, str(trial.block), str(trial.attempt), _phase(trial),
             _outcome(trial) or "", str(trial.runs), trial.failure_class, trial.message,
         )
         for trial in trials
@@ -71,7 +71,7 @@ def trial_json(trial: TrialStatus) -> dict[str, Any]:
     """One trial as `show` and `watch` write it."""
     return {
         "id": trial.trial_id, "variant": trial.variant, "host": trial.host, "block": trial.block, "attempt": trial.attempt,
-        "phase": trial.phase.name.lower(), "outcome": _outcome(trial), "failure_class": trial.failure_class,
+        "phase": _phase(trial), "outcome": _outcome(trial), "failure_class": trial.failure_class,
     }  # fmt: skip
 
 
@@ -98,6 +98,10 @@ def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
         for host in hosts
     ]  # fmt: skip
     return {"version": JSON_VERSION, "hosts": listed}
+
+
+def _phase(trial: TrialStatus) -> str:
+    return (trial.phase or Phase.QUEUED).name.lower()  # unspecified: no attempt yet
 
 
 def _outcome(trial: TrialStatus) -> str | None:
