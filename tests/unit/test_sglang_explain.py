@@ -85,6 +85,12 @@ CASES = [
     ("hf_auth", "OSError: You are trying to access a gated repo.\n", "gated repo"),
     ("model_not_found", "OSError: no/such is not a local folder and is not a valid model identifier listed\n", "no/such"),
     ("model_not_found", "OSError: Can't load the configuration of '/no/model'. If you were trying\n", "/no/model"),
+    (
+        "model_not_found",
+        "    raise LocalEntryNotFoundError(\nhuggingface_hub.errors.LocalEntryNotFoundError: Cannot find org/none in the cache.\n",
+        "Cannot find org/none",
+    ),
+    ("argument_error", "sglang serve: error: unrecognized arguments: --tp-sise 3\n", "--tp-sise"),
     ("p2p_unsupported", "RuntimeError: CUDART error: peer access is not supported between these two devices\n", "peer access"),
     ("weight_load_incomplete", "ValueError: TP rank 1 could, but there are other ranks that didn't finish loading.\n", "TP rank 1"),
     ("gpu_busy_leftover", "[x TP0] The memory capacity is unbalanced. Some GPUs may be occupied by other processes.\n", "occupied"),
@@ -122,6 +128,10 @@ def test_a_silent_kill_says_who_may_have_done_it() -> None:
 def test_warnings_of_a_healthy_server_explain_nothing() -> None:
     log = "[x TP0] Setup Custom allreduce failed with nvmlDeviceGetP2PStatus. To silence this, specify --disable-custom-all-reduce.\n"
     assert explain(log, 1) == ("unknown", "")
+
+
+def test_source_that_a_traceback_quotes_explains_nothing() -> None:
+    assert explain('    raise RuntimeError("Not enough memory. Please try to increase --mem-fraction-static.")\n', 1) == ("unknown", "")
 
 
 def test_a_token_is_not_repeated() -> None:

@@ -47,31 +47,27 @@ _TABLE = (
     ("weight_load_incomplete", r"other ranks that didn't finish loading"),
     ("scheduler_crashed", r"crashed with exit code|Scheduler hit an exception|SIGQUIT received|Received sigquit"),
 )
-_RULES = tuple((name, re.compile(f"(?:{words}).*$", re.MULTILINE)) for name, words in _TABLE)
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*$", re.MULTILINE)
+_RULES = tuple((name, re.compile(words)) for name, words in _TABLE)
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 _TOKEN = re.compile(r"hf_\w{8,}")
 _LINE_LIMIT = 400
 
 
 def explain(log: str, exit_code: int) -> tuple[str, str]:
     """(failure class, one line of cause) from the end of a log. A scheduler that died is told by the exception that ended it."""
+    lines = [line for line in log.splitlines() if not line[:1].isspace()]  # an indented one quotes source in a traceback
     for failure_class, rule in _RULES:
-        found = rule.search(log)
+        found = next(filter(rule.search, lines), "")
         if found:
-            told = _last_exception(log) if failure_class == "scheduler_crashed" else ""
-            return failure_class, _line(told or _around(log, found.start()))
+            told = _last_exception(lines) if failure_class == "scheduler_crashed" else ""
+            return failure_class, _line(told or found)
     if exit_code == -9:
         return "killed", "the server got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg"
-    return "unknown", _line(_last_exception(log))
+    return "unknown", _line(_last_exception(lines))
 
 
-def _around(log: str, place: int) -> str:
-    return log[log.rfind("\n", 0, place) + 1 :].split("\n", 1)[0]
-
-
-def _last_exception(log: str) -> str:
-    found = _EXCEPTION.findall(log)
-    return str(found[-1]) if found else ""
+def _last_exception(lines: list[str]) -> str:
+    return next(filter(_EXCEPTION.match, reversed(lines)), "")
 
 
 def _line(text: str) -> str:
