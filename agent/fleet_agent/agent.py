@@ -16,6 +16,7 @@ from fleet_agent.core.allocation import Pool, release, take
 from fleet_agent.core.machine import Trial, replay
 from fleet_agent.errands import Errands, Tools
 from fleet_agent.journal import Journal
+from fleet_agent.load.process import end_earlier
 from fleet_agent.metrics import AgentMetrics
 from fleet_agent.runner import TrialRunner
 from fleet_protos import events as ev
@@ -66,6 +67,7 @@ class Agent:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end."""
+        await end_earlier(self._load_folder)
         async with asyncio.TaskGroup() as self._tasks:
             self._restore()
             await stopping.wait()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,7 +47,8 @@ class Running:
     def __init__(self, folder: Path, job: str = JOB) -> None:
         self.state = folder / "state"
         self.job = folder / "job.yaml"
-        self.job.write_text(job)
+        self.name = f"crash-{uuid.uuid4().hex[:8]}"  # so that no other job's servers are taken for this one's
+        self.job.write_text(job.replace("name: crash\n", f"name: {self.name}\n"))
         self.process = self.fleetctl("run", str(self.job))
 
     def fleetctl(self, *arguments: str) -> subprocess.Popen[str]:
@@ -95,7 +97,7 @@ class Running:
 
     def left_over(self) -> list[str]:
         """Processes that carry this state folder or a launch token of this job and are still there."""
-        return [line for line in processes() if str(self.state) in line or "BENCHFLEET_LAUNCH=crash" in line]
+        return [line for line in processes() if str(self.state) in line or f"BENCHFLEET_LAUNCH={self.name}" in line]
 
 
 def processes() -> list[str]:

@@ -11,13 +11,14 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fleet_agent.load import messages
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.ray_session import temporary_folder
+from fleet_agent.processes import boot_id, processes_of_session, read_stat
 from fleet_protos.errors import LoadFailed
 
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
@@ -33,6 +34,7 @@ class RecordedLoad:
     session_id: int
     start_ticks: int
     temporary: str = ""
+    boot_id: str = ""  # ids of processes of another boot mean nothing
 
 
 @dataclass(slots=True)
@@ -125,7 +127,9 @@ class LoadProcess:
         except OSError as error:
             raise LoadFailed(f"the load process cannot be started: {error}") from error
         loop = asyncio.get_running_loop()
-        recorded = RecordedLoad(process.pid, start_ticks(process.pid), temporary)
+        stat = read_stat(process.pid)
+        recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
+        await asyncio.to_thread(_record(folder).write_text, json.dumps(asdict(recorded)))
         running = _Running(process, recorded, log, loop.create_future(), {})
         running.reading = loop.create_task(_read(running))
         self._running = running
@@ -245,11 +249,17 @@ def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
     return env
 
 
-def start_ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat: when the process began, in clock ticks since boot; 0 when it is gone."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return 0
+async def end_earlier(folder: Path) -> tuple[int, ...]:
+    """End the load process that an agent killed before us left in `folder`: while its Ray starts it does not hear that we are gone."""
+    try:
+        recorded = RecordedLoad(**json.loads(await asyncio.to_thread(_record(folder).read_text)))
+    except (OSError, ValueError, TypeError):  # none, or torn: then the end of its stdin ends it
+        return ()
+    return await end_leftover(recorded)
+
+
+def _record(folder: Path) -> Path:
+    return folder / "process.json"
 
 
 async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
@@ -258,27 +268,14 @@ async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
     Only processes of that session are touched, and only when its leader is gone or is the one that was recorded.
     """
     killed: set[int] = set()
-    leader = start_ticks(recorded.session_id)
-    if leader in (0, recorded.start_ticks):
-        while left := _members(recorded.session_id):
-            for pid in left:
+    leader = read_stat(recorded.session_id)
+    if recorded.boot_id == boot_id() and (leader is None or leader.start_ticks == recorded.start_ticks):
+        while left := await asyncio.to_thread(processes_of_session, recorded.session_id):
+            for process in left:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            killed.update(left)
+                    os.kill(process.pid, signal.SIGKILL)
+                killed.add(process.pid)
             await asyncio.sleep(0.02)
     if recorded.temporary and Path(recorded.temporary).name.startswith("bf-"):
         await asyncio.to_thread(shutil.rmtree, recorded.temporary, ignore_errors=True)
     return tuple(sorted(killed))
-
-
-def _members(session_id: int) -> list[int]:
-    """Living processes of the session; zombies only wait for their parent and are not counted."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session_id and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
