@@ -72,7 +72,7 @@ def _alone(lock: Path) -> Iterator[None]:
 def _build(folder: Path) -> None:
     started_s = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
-    print(f"SGLang {SGLANG} for the CPU is being installed in {folder}: about 1.2 GB, two to five minutes", flush=True)
+    print(f"SGLang {SGLANG} for the CPU is being installed in {folder}: about 1.2 GB, two to six minutes", flush=True)
     _do("virtual environment", sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
     _do("packages", python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", str(REQUIREMENTS))
