@@ -153,6 +153,7 @@ async def test_everything_that_was_asked_for_took_effect(server: Running) -> Non
     proved = await ENGINE.prove(server.spec, server.url, server.log)
     assert proved.gates == ()
     assert proved.versions["sglang"] == "0.5.23"
+    assert proved.versions["torch"].startswith("2.13.0")
     assert proved.effective_args["attention_backend"] == "intel_amx"
     assert bool(proved.effective_args["speculative_algorithm"]) == server.speculates
 

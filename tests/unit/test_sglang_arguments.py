@@ -67,6 +67,7 @@ def test_a_path_of_another_users_home_is_left_as_it_is() -> None:
         (replace(ENGINE, model_path=""), ()),
         (replace(ENGINE, python=""), ()),
         (replace(ENGINE, env={"CUDA_VISIBLE_DEVICES": "0"}), (1,)),
+        (replace(ENGINE, env={"CUDA_VISIBLE_DEVICES": "0"}), ()),
     ],
 )
 def test_what_cannot_be_launched_is_the_users_to_edit(engine: EngineSpec, gpus: tuple[int, ...]) -> None:
@@ -103,7 +104,7 @@ def test_the_jobs_order_is_kept() -> None:
 
 def test_of_the_host_only_what_is_listed_reaches_the_server() -> None:
     assert server_environment(HOST, {}, (), "t/1") == {
-        "PATH": "/bin", "HOME": "/home/me", "LANG": "de_DE", "TMPDIR": "/scratch", "BENCHFLEET_LAUNCH": "t/1",
+        "PATH": "/bin", "HOME": "/home/me", "LANG": "de_DE", "TMPDIR": "/scratch", "BENCHFLEET_LAUNCH": "t/1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
 
 
@@ -117,5 +118,9 @@ def test_the_launch_token_and_the_gpus_are_not_the_jobs_to_set() -> None:
     assert (env["BENCHFLEET_LAUNCH"], env["CUDA_VISIBLE_DEVICES"]) == ("t/1", "2,3")
 
 
+def test_a_server_without_gpus_sees_none_that_another_trial_may_hold() -> None:
+    assert server_environment(HOST, {"CUDA_VISIBLE_DEVICES": "0"}, (), "t/1")["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_a_bare_host_still_gives_a_path_and_a_language() -> None:
-    assert set(server_environment({}, {}, (), "t/1")) == {"PATH", "LANG", "BENCHFLEET_LAUNCH"}
+    assert set(server_environment({}, {}, (), "t/1")) == {"PATH", "LANG", "BENCHFLEET_LAUNCH", "CUDA_VISIBLE_DEVICES"}

@@ -54,7 +54,12 @@ def test_any_other_value_voids_the_trial(asked: object, shown: object) -> None:
         ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1, "speculative_algorithm": "DSPARK"}),
         ({"page_size": 1}, {"page_size": 64, "attention_backend": "flashmla"}),
         ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "bfloat16"}),
+        ({"page_size": 1}, {"page_size": 128, "attention_backend": "triton", "decode_attention_backend": "fa4"}),
+        ({"speculative_algorithm": "NEXTN"}, {"speculative_algorithm": "FROZEN_KV_MTP"}),
         ({"schedule_conservativeness": 0.8}, {"schedule_conservativeness": 0.24, "enable_dp_attention": True}),
+        ({"chunked_prefill_size": 8192}, {"chunked_prefill_size": 1024, "enable_dp_attention": True, "dp_size": 8, "attn_dp_size": 8}),
+        ({"chunked_prefill_size": 8192}, {"chunked_prefill_size": 1024, "enable_dp_attention": True, "dp_size": 8}),
+        ({"mem_fraction_static": 0.8}, {"mem_fraction_static": 0.68, "attention_backend": "aiter"}),
     ],
 )
 def test_a_change_that_sglang_is_known_to_make_is_flagged(asked: dict[str, Any], shown: dict[str, Any]) -> None:
@@ -72,6 +77,9 @@ def test_a_change_that_sglang_is_known_to_make_is_flagged(asked: dict[str, Any],
         ({"speculative_num_steps": 3}, {"speculative_num_steps": 1, "speculative_algorithm": "EAGLE3"}),
         ({"page_size": 1}, {"page_size": 64, "attention_backend": "fa3"}),
         ({"schedule_conservativeness": 0.8}, {"schedule_conservativeness": 0.5, "enable_dp_attention": True}),
+        ({"chunked_prefill_size": 8192}, {"chunked_prefill_size": 4096, "enable_dp_attention": True, "dp_size": 8}),
+        ({"chunked_prefill_size": 8192}, {"chunked_prefill_size": 1024, "enable_dp_attention": False, "dp_size": 8}),
+        ({"mem_fraction_static": 0.8}, {"mem_fraction_static": 0.68, "attention_backend": "triton"}),
     ],
 )
 def test_a_change_that_only_resembles_a_known_one_voids_the_trial(asked: dict[str, Any], shown: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ _NCCL_SET = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (.*?)\.?$", 
 _NCCL_VERSION = re.compile(r"^.*NCCL version (\S+)", re.MULTILINE)
 _ABOUT_LOGGING = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 _NOT_SHOWN = ("internal_states", "launch_command", "status")  # state, not configuration
+_BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend", "speculative_draft_attention_backend")
 _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
@@ -54,17 +55,40 @@ def _becomes(value: Any, shown: Any) -> Callable[[Asked], bool]:
     return lambda asked: (asked.value, asked.shown) == (value, shown)
 
 
+def _uses(asked: Asked, *backends: str) -> bool:
+    return any(asked.all_shown.get(name) in backends for name in _BACKENDS)
+
+
 def _page_of(*backends: str) -> Callable[[Asked], bool]:
-    return lambda asked: asked.shown in (64, 128) and asked.all_shown.get("attention_backend") in backends
+    return lambda asked: asked.shown in (64, 128) and _uses(asked, *backends)
+
+
+def _scaled(asked: Asked, factor: float) -> bool:
+    return abs(float(asked.shown) - float(asked.value) * factor) < 1e-9
 
 
 def _relaxed_for_dp(asked: Asked) -> bool:
-    return bool(asked.all_shown.get("enable_dp_attention")) and abs(float(asked.shown) - float(asked.value) * 0.3) < 1e-9
+    return bool(asked.all_shown.get("enable_dp_attention")) and _scaled(asked, 0.3)
+
+
+def _shared_over_dp(asked: Asked) -> bool:
+    ranks = asked.all_shown.get("attn_dp_size") or asked.all_shown.get("dp_size") or 1
+    return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(asked.value) // int(ranks)
 
 
 KNOWN_CHANGES = (
     KnownChange(
         "speculative_algorithm", "0.4.3 - 0.5.23", "server_args.py", "NEXTN is SGLang's alias of EAGLE", _becomes("NEXTN", "EAGLE")
+    ),
+    *(
+        KnownChange(
+            "speculative_algorithm",
+            "0.5.23",
+            "arg_groups/speculative_hook.py",
+            "a Gemma 4 assistant drafts in its own way",
+            _becomes(asked, "FROZEN_KV_MTP"),
+        )
+        for asked in ("EAGLE", "NEXTN")
     ),
     KnownChange(
         "speculative_num_draft_tokens",
@@ -84,7 +108,7 @@ KNOWN_CHANGES = (
         "0.5.23",
         "arg_groups/overrides.py",
         "this attention backend has its own page sizes",
-        _page_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla"),
+        _page_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "fa4", "hpc_ops", "intel_xpu"),
     ),
     KnownChange("kv_cache_dtype", "0.5.23", "arg_groups/overrides.py", "two names of one type", _becomes("bf16", "bfloat16")),
     KnownChange(
@@ -93,6 +117,20 @@ KNOWN_CHANGES = (
         "arg_groups/parallel_hook.py",
         "DP attention multiplies it by 0.3",
         _relaxed_for_dp,
+    ),
+    KnownChange(
+        "chunked_prefill_size",
+        "0.5.23",
+        "arg_groups/parallel_hook.py",
+        "DP attention divides it by its ranks",
+        _shared_over_dp,
+    ),
+    KnownChange(
+        "mem_fraction_static",
+        "0.5.23",
+        "arg_groups/attention_hook.py",
+        "with aiter and a long context SGLang keeps 15 % for its workspace",
+        lambda asked: _uses(asked, "aiter") and _scaled(asked, 0.85),
     ),
 )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import effective, explain, log, readiness
+from fleet_agent.engines.sglang import effective, explain, log, readiness, versions
 from fleet_agent.engines.sglang.arguments import at_home, under_home, words
 from fleet_agent.engines.sglang.environment import GPUS, server_environment
 from fleet_protos.errors import ConfigError
@@ -24,7 +27,7 @@ class SglangEngine:
 
     def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
         """The process for this trial. Raises ConfigError when the job sets what only the agent may set, or names no model or Python."""
-        self._check(spec, place)
+        self._check(spec)
         home = str(Path.home())
         argv = (
             *(under_home(spec.engine.python, home), "-m", "sglang.launch_server"),
@@ -33,11 +36,11 @@ class SglangEngine:
         )
         return LaunchCommand(argv, server_environment(os.environ, spec.engine.env, place.gpus, place.token), str(place.folder))
 
-    def _check(self, spec: TrialSpec, place: Place) -> None:
+    def _check(self, spec: TrialSpec) -> None:
         taken = [name for name in _OURS if name in spec.engine.args]
         if taken:
             raise ConfigError(f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there", "the agent sets it; remove it")
-        if place.gpus and GPUS in spec.engine.env:
+        if GPUS in spec.engine.env:
             raise ConfigError(f"engine.env of {spec.variant}: {GPUS} cannot be set there", "engine.gpus says how many; remove it")
         if not spec.engine.model_path:
             raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
@@ -53,9 +56,13 @@ class SglangEngine:
         return await readiness.look(url, model_path=under_home(spec.engine.model_path, str(Path.home())))
 
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
-        """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
+        """What took effect, from /server_info, the log and what is installed. Raises ServerFailed when it stopped answering."""
+        home = str(Path.home())
         info = await readiness.server_info(url)
-        return effective.proof(at_home(spec.engine.args, str(Path.home())), spec.engine.env, info, log.whole(log_path))
+        proved = effective.proof(at_home(spec.engine.args, home), spec.engine.env, info, log.whole(log_path))
+        python = shutil.which(under_home(spec.engine.python, home))
+        installed = await asyncio.to_thread(versions.installed, Path(python)) if python else {}
+        return replace(proved, versions={**installed, **proved.versions})
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
         """(failure class, cause) of a server that ended."""

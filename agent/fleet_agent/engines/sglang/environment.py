@@ -10,11 +10,10 @@ _KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
 def server_environment(host: Mapping[str, str], job: Mapping[str, str], gpus: tuple[int, ...], token: str) -> dict[str, str]:
-    """Four variables of the host, then the job's, then the launch token and the GPUs it was given (none given: the variable is absent)."""
+    """Four variables of the host, then the job's, then the launch token and the GPUs it was given; none given: it sees none at all."""
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
     env |= {name: host[name] for name in _KEPT if name in host}
     env |= job
     env[LAUNCH] = token
-    if gpus:
-        env[GPUS] = ",".join(map(str, gpus))
+    env[GPUS] = ",".join(map(str, gpus))
     return env
