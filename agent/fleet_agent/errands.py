@@ -19,7 +19,7 @@ from fleet_agent.ports import Ports
 from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind, LoadFailed, ServerFailed
-from fleet_protos.trial import EngineKind, RunResult, TrialSpec, Workload
+from fleet_protos.trial import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class Errands:
         self._session: RecordedSession | None = None
         self._launched_at_s = 0.0
         self._stopping = False
+        self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -140,6 +141,7 @@ class Errands:
             return self._failed(error)
         except TimeoutError:
             return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self._url} did not show its configuration in time")
+        self._flags = tuple(gate for gate in proof.gates if gate.effect is GateEffect.FLAG)
         return replace(proof, fingerprint=dict(self._tools.fingerprint))
 
     def _failed(self, error: ServerFailed) -> ev.ServerFailed:
@@ -164,7 +166,7 @@ class Errands:
             reply = await self._tools.load.run(self._request(workload, index))
         except LoadFailed as error:
             return ev.LoadFailed(workload.name, error.message)
-        gates = run_gates(RunFacts(**reply.facts), workload, self._spec.measure)
+        gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags)
         artifact = evidence.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
         return ev.RunFinished(
             RunResult(

@@ -24,6 +24,7 @@ from fleet_protos.errors import ErrorKind
 from fleet_protos.sockets import listen_address
 from fleet_protos.trial import EngineKind, EngineSpec, Measure, Outcome, Phase, Simulation, TrialSpec, Workload
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
+from tests.fakes.simulated_server import simulated_server
 
 LIMIT_S = 60.0
 NCCL = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}
@@ -268,6 +269,19 @@ def test_a_controller_that_knows_another_journal_is_told(line: Line) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         list(line.stub.WatchEvents(agent_pb2.WatchEventsRequest(agent_id="another"), timeout=10))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_says_so(line: Line, tmp_path: Path) -> None:
+    with simulated_server(tmp_path, "--model-path", "sim/model", knobs={"time_scale": 100.0}) as server:
+        spec = trial()
+        engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0)
+        events = line.see(replace(spec, engine=engine))
+        assert server.process.poll() is None
+    assert over(events).outcome is Outcome.OK
+    assert [type(event.body) for event in events[1:4]] == [ev.ServerReady, ev.ConfigurationProved, ev.WarmedUp]
+    for body in bodies(events, ev.RunFinished):
+        assert body.run.time_scale == 1.0
+        assert "simulated_server" in [gate.code for gate in body.run.gates]
 
 
 def test_an_engine_that_this_host_lacks_is_refused(line: Line) -> None:

@@ -9,7 +9,7 @@ from fleet_agent.engines.http import as_object, exchange
 from fleet_agent.engines.sglang import effective
 from fleet_protos.errors import ConfigError, ErrorKind, ServerFailed
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial import Gate, GateEffect, TrialSpec
 
 _WORDS = [{"role": "user", "content": "ready?"}]
 _NOT_NOW = (502, 503, 504, 429)
@@ -49,7 +49,7 @@ class ExternalEngine:
                 status, content = await exchange(url, path)
                 if status == 200:
                     shown = as_object(content)
-                    return ConfigurationProved(effective_args=effective.effective(shown), versions=_versions(shown))
+                    return ConfigurationProved(effective_args=effective.effective(shown), versions=_versions(shown), gates=_gates(shown))
             except (OSError, EOFError, ValueError):
                 continue
         raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url} shows neither /server_info nor /v1/models")
@@ -57,6 +57,14 @@ class ExternalEngine:
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
         """Its log is not ours to read."""
         return "unknown", ""
+
+
+def _gates(shown: dict[str, object]) -> tuple[Gate, ...]:
+    """A model of time must never pass for a measurement, whoever started it."""
+    if not shown.get("simulated"):
+        return ()
+    message = f"the server says that it is simulated, ×{shown.get('time_scale', 1)}: its numbers are a model of time at that speed"
+    return (Gate("simulated_server", GateEffect.FLAG, message),)
 
 
 def _versions(shown: dict[str, object]) -> dict[str, str]:
