@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
@@ -55,9 +56,16 @@ class RunSeries:
             if metric in run.metrics:
                 gauge.labels(*labels).set(run.metrics[metric])
 
-    def serve(self, port: int, address: str = "127.0.0.1") -> None:
-        """Answer `GET /metrics` on a thread of its own. Raises Conflict when the port is taken."""
+    def serve(self, port: int, address: str = "127.0.0.1") -> Callable[[], None]:
+        """Answer `GET /metrics` on a thread of its own; the result ends it. Raises Conflict when the port is taken."""
         try:
-            start_http_server(port, addr=address, registry=self.registry)
+            server, thread = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
             raise Conflict(f"metrics port {port} on {address}: {error.strerror}", "choose another --metrics-port") from error
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return stop

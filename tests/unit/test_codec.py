@@ -1,0 +1,92 @@
+"""Values, messages and JSON lines are the same thing in three forms."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_protos import events as ev
+from fleet_protos import trial
+from fleet_protos.codec import event_from_json, event_to_json, from_proto, to_proto
+from fleet_protos.errors import ErrorKind
+from fleet_protos.v1 import trial_pb2
+
+BODIES = get_args(ev.Body)
+VALUES = [
+    trial.Simulation, trial.EngineSpec, trial.Slo, trial.Workload, trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact,
+    trial.RunResult, ev.Event, *BODIES,
+]  # fmt: skip
+ENUMS = [trial.EngineKind, trial.Phase, trial.Outcome, trial.GateEffect]
+
+texts = st.text(max_size=12)
+floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
+counts = st.integers(0, 2**31 - 1)
+plain = st.one_of(st.booleans(), st.integers(-(2**52), 2**52), st.floats(0.001, 0.999), texts)
+simulations = st.builds(
+    trial.Simulation, floats, st.integers(0, 2**63), floats, floats, floats, floats, floats, st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(), st.lists(texts).map(tuple),
+)  # fmt: skip
+engines = st.builds(
+    trial.EngineSpec, st.sampled_from(trial.EngineKind), texts, st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3))),
+    st.dictionaries(texts, texts), counts, texts, texts, floats, floats, simulations,
+)  # fmt: skip
+workloads = st.builds(
+    trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats
+)
+measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
+specs = st.builds(
+    trial.TrialSpec, texts, counts, texts, texts, texts, st.dictionaries(texts, texts), counts, texts, engines,
+    st.lists(workloads, max_size=2).map(tuple), measures,
+)  # fmt: skip
+
+
+@given(specs, st.integers(0, 2**63), st.integers(0, 2**62))
+def test_an_event_comes_back_from_its_line_as_it_was(spec: trial.TrialSpec, sequence: int, at_ns: int) -> None:
+    event = ev.Event(sequence, at_ns, spec.trial_id, spec.attempt, 0, trial.Phase.LAUNCHING, ev.TrialAccepted(spec))
+    line = event_to_json(event)
+    assert "\n" not in line
+    assert event_from_json(line) == event
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_value_is_a_field_of_its_message_and_the_reverse(kind: type) -> None:
+    descriptor = trial_pb2.DESCRIPTOR.message_types_by_name[kind.__name__]
+    told = {field.name for field in descriptor.fields if field.containing_oneof is None}
+    told |= {oneof.name for oneof in descriptor.oneofs}
+    assert {field.name for field in fields(kind)} == told
+
+
+def test_every_body_of_the_contract_has_a_value() -> None:
+    bodies = {field.message_type.name for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields}
+    assert bodies == {body.__name__ for body in BODIES}
+
+
+@pytest.mark.parametrize("enum", ENUMS, ids=lambda enum: enum.__name__)
+def test_enums_carry_the_numbers_of_the_contract(enum: type) -> None:
+    prefix = {"EngineKind": "ENGINE_KIND_", "GateEffect": "GATE_EFFECT_"}.get(enum.__name__, enum.__name__.upper() + "_")
+    values = trial_pb2.DESCRIPTOR.enum_types_by_name[enum.__name__].values
+    told = {value.name.removeprefix(prefix): value.number for value in values}
+    assert told == {member.name: member.value for member in enum}
+
+
+def test_error_kinds_carry_the_numbers_of_the_contract() -> None:
+    told = {value.name.removeprefix("ERROR_KIND_"): value.number for value in trial_pb2.DESCRIPTOR.enum_types_by_name["ErrorKind"].values}
+    told["NONE"] = told.pop("UNSPECIFIED")
+    assert told == {kind.name: kind.value for kind in ErrorKind}
+
+
+def test_a_body_that_this_version_does_not_know_is_none_and_no_error() -> None:
+    message = trial_pb2.Event(sequence=5)
+    assert from_proto(ev.Event, message).body is None
+    assert event_from_json('{"sequence": "5", "from_tomorrow": {"x": 1}}').sequence == 5
+
+
+def test_a_whole_number_stays_an_integer_on_the_way() -> None:
+    spec = trial.EngineSpec(args={"tp_size": 8, "nested": {"list": [1, 2.5]}})
+    back = from_proto(trial.EngineSpec, to_proto(spec, trial_pb2.EngineSpec()))
+    assert repr(back.args["tp_size"]) == "8"
+    assert repr(back.args["nested"]) == "{'list': [1, 2.5]}"

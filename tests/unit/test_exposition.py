@@ -1,0 +1,71 @@
+"""What Prometheus sees of trials and runs."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet_protos import metrics as names
+from fleet_protos.errors import Conflict
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+
+SPEC = TrialSpec(trial_id="t", job_name="job", variant="v", engine=EngineSpec(kind=EngineKind.SIMULATED))
+RUN = RunResult("single", 1, metrics={names.OUTPUT_TOK_S: 88.8, names.TTFT_P50: 0.05, names.TPOT_MEAN: 0.011, names.ACCEPT_LENGTH: 1.9})
+LABELS = {"host": "here", "job": "job", "variant": "v", "workload": "single", "engine": "simulated"}
+
+
+def samples(series: RunSeries) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = generate_latest(series.registry).decode()
+    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in found}
+
+
+def value(series: RunSeries, name: str, **labels: str) -> float | None:
+    return samples(series).get((name, tuple(sorted(labels.items()))))
+
+
+def test_a_run_shows_its_last_numbers_under_bounded_labels() -> None:
+    series = RunSeries()
+    series.run(SPEC, RUN, "here")
+    assert value(series, names.PROM_OUTPUT_TOK_S, **LABELS) == 88.8
+    assert value(series, names.PROM_TTFT_P50, **LABELS) == 0.05
+    assert value(series, names.PROM_TPOT_MEAN, **LABELS) == 0.011
+    assert value(series, names.PROM_ACCEPT_LENGTH, **LABELS) == 1.9
+    assert value(series, names.PROM_RUNS, **LABELS, void="false") == 1
+
+
+def test_a_void_run_is_counted_and_never_a_number() -> None:
+    series = RunSeries()
+    void = RunResult("single", 1, metrics=RUN.metrics, gates=(Gate("short_output", GateEffect.VOID_RUN, ""),))
+    series.run(SPEC, void, "here")
+    assert value(series, names.PROM_RUNS, **LABELS, void="true") == 1
+    assert value(series, names.PROM_OUTPUT_TOK_S, **LABELS) is None
+
+
+def test_trials_are_counted_where_they_are_now() -> None:
+    series = RunSeries()
+    for phase in (Phase.LAUNCHING, Phase.LAUNCHING, Phase.MEASURING):
+        series.trial("t/1", phase)
+    series.trial("u/1", Phase.OVER, Outcome.OK)
+    assert value(series, names.PROM_TRIALS, phase="launching", outcome="none") == 0
+    assert value(series, names.PROM_TRIALS, phase="measuring", outcome="none") == 1
+    assert value(series, names.PROM_TRIALS, phase="over", outcome="ok") == 1
+
+
+def test_it_answers_on_loopback_and_tells_a_port_that_is_taken() -> None:
+    series = RunSeries()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.listen()
+        with pytest.raises(Conflict, match=f"metrics port {port}"):
+            series.serve(port)
+    stop = series.serve(port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        assert names.PROM_TRIALS in answer.read().decode()
+    stop()
