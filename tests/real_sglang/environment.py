@@ -76,6 +76,7 @@ def _build(folder: Path) -> None:
     _do("virtual environment", sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
     _do("packages", python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", str(REQUIREMENTS))
+    _do("torch, of which pip must find a build for the CPU (PIP_FIND_LINKS=FOLDER names one)", python, "-c", "import torch")
     where = _do("site-packages", python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     shutil.copytree(STANDINS, where, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     _do("model", python, str(TINY_MODEL), str(folder / "tiny-model"))
