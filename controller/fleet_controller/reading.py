@@ -9,7 +9,7 @@ from pathlib import Path
 from fleet_controller.board import detail, status, summary
 from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.store.store import Store
-from fleet_protos.errors import ConfigError, HostUnreachable
+from fleet_protos.errors import HostUnreachable, NotFound
 
 _LOG_LIMIT_BYTES = 1 << 20
 _NO_CONTROLLER = "no controller is running"
@@ -70,7 +70,7 @@ class StoredJobs:
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         trial = self._store.find_trial(trial_id)
         if attempt and all(known.number != attempt for known in trial.attempts):
-            raise ConfigError(f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}")
+            raise NotFound(f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}")
         found = status(trial, attempt)
         events = tuple(self._store.events(trial_id, found.attempt))
         log = self._log(trial_id, found.attempt) if with_log else ""

@@ -13,12 +13,13 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 
 from fleet_controller.report.values import Controller
 from fleet_protos.codec import to_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
 from fleet_protos.sockets import bind
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 
 _STATUS = {
+    NotFound: grpc.StatusCode.NOT_FOUND,  # before the kind that it is one of
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
     HostUnreachable: grpc.StatusCode.UNAVAILABLE,

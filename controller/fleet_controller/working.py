@@ -12,6 +12,7 @@ from fleet_controller.agents import AgentClient
 from fleet_controller.fleet import FIRST_CONTACT_S, Fleet
 from fleet_controller.lock import held
 from fleet_controller.service import serving
+from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import Store
 from fleet_protos.exposition import RunSeries
 from fleet_protos.sockets import listen_address
@@ -37,8 +38,9 @@ async def working(
 ) -> AsyncIterator[Working]:
     """A controller that works while inside. `agents` are addresses. Raises Conflict when another one works in `folder`, ConfigError."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-    with held(folder / "controller.lock"):
-        database = Store.open(store or str(folder / "store.sqlite3"))
+    store = store or str(folder / "store.sqlite3")
+    with held(folder / "controller.lock"), claimed(store):
+        database = Store.open(store)
         series = RunSeries()
         if metrics_port:
             series.serve(metrics_port)

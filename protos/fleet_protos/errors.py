@@ -2,6 +2,7 @@
 
     FleetError
     ├── ConfigError       the user must edit          no retry                exit 2
+    │   └── NotFound      nothing goes by that name
     ├── HostUnreachable   network or socket           back off, then give up  exit 3
     ├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
     ├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
@@ -57,6 +58,10 @@ class ConfigError(FleetError):
     """The user's file or command is wrong and must be edited."""
 
     exit_code = ExitCode.USER_MUST_EDIT
+
+
+class NotFound(ConfigError):
+    """Nothing goes by the name that the user gave."""
 
 
 class HostUnreachable(FleetError):

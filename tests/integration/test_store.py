@@ -17,10 +17,11 @@ from alembic.script import ScriptDirectory
 
 from fleet_controller.core.state import Attempt
 from fleet_controller.store import schema
+from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import JobRow, Store
 from fleet_controller.store.tables import metadata
 from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, ErrorKind
+from fleet_protos.errors import ConfigError, Conflict, ErrorKind
 from fleet_protos.trial import Artifact, EngineKind, EngineSpec, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
 
 JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
@@ -172,6 +173,58 @@ def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:
         store.find_job("job")
     with pytest.raises(ConfigError, match="there is no job 'j%'"):
         store.find_job("j%")
+
+
+def test_a_second_controller_is_refused_until_the_first_lets_go(address: str) -> None:
+    with claimed(address), pytest.raises(Conflict, match="another"), claimed(address):
+        pass
+    with claimed(address):
+        Store.open(address).close()
+
+
+def test_a_message_with_a_nul_is_stored_without_it(store: Store) -> None:
+    store.record("agent", "here", told(1, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "a\0b"), Phase.OVER))
+    (attempt,) = store.find_trial(SPECS[0].trial_id).attempts
+    assert attempt.message == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "100 % of #1?" / "store.sqlite3")
+    store = Store.open(path)
+    store.add_job(JOB, SPECS)
+    store.close()
+    reader = Store.open(path, read_only=True)
+    assert reader.jobs() == [JOB]
+    reader.close()
+
+
+def test_a_url_of_sqlite_is_the_same_as_its_path(tmp_path: Path) -> None:
+    Store.open(f"sqlite:///{tmp_path}/store.sqlite3").close()
+    store = Store.open(str(tmp_path / "store.sqlite3"), read_only=True)
+    assert store.jobs() == []
+    store.close()
+    assert stat.S_IMODE((tmp_path / "store.sqlite3").stat().st_mode) == 0o600
+
+
+def test_a_full_disk_is_told_and_loses_no_event(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store.sqlite3"))
+    store.add_job(JOB, SPECS)
+    with store.engine.connect() as connection:
+        pages = connection.exec_driver_sql("pragma page_count").scalar()
+    event = told(1, ev.ServerFailed(message="x" * 100_000))
+    limit_pages(store, int(pages or 0))
+    with pytest.raises(Conflict, match=r"the store cannot be used: .*full"):
+        store.record("agent", "here", event)
+    limit_pages(store, 1 << 20)
+    assert store.record("agent", "here", event) is not None
+    assert store.events(SPECS[0].trial_id, 1) == [event]
+    store.close()
+
+
+def limit_pages(store: Store, pages: int) -> None:
+    """As if the disk held no more; the pool hands out the same connection again."""
+    with store.engine.connect() as connection:
+        connection.exec_driver_sql(f"pragma max_page_count={pages}")
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:

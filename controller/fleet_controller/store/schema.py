@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import URL, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from fleet_protos.errors import ConfigError, Conflict
@@ -20,27 +21,46 @@ def connect(address: str, *, read_only: bool = False) -> Engine:
     Raises ConfigError when it cannot be opened, Conflict when a newer benchfleet made its tables.
     """
     try:
-        engine = create_engine(address) if "://" in address else _sqlite(Path(address), read_only)
+        path = sqlite_path(address)
+        engine = _sqlite(path, read_only) if path else create_engine(address, pool_pre_ping=True)
     except (SQLAlchemyError, ImportError, OSError) as error:
-        raise _unusable(address, error) from error
+        raise unusable(address, error) from error
     try:
         _bring_to_head(engine, address, read_only)
     except BaseException as error:
         engine.dispose()
         if isinstance(error, SQLAlchemyError):
-            raise _unusable(address, error) from error
+            raise unusable(address, error) from error
         raise
     return engine
 
 
-def _unusable(address: str, error: Exception) -> ConfigError:
+def sqlite_path(address: str) -> Path | None:
+    """The file of an SQLite store, written as a path or as a URL; None for another database. Raises ConfigError for no URL at all."""
+    if "://" not in address:
+        return Path(address)
+    try:
+        url = make_url(address)
+    except SQLAlchemyError as error:
+        raise unusable(address, error) from error
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def unusable(address: str, error: Exception) -> ConfigError:
+    """What the user is told of a store that cannot be opened."""
     cause = getattr(error, "orig", None) or error
-    return ConfigError(f"cannot open the store {_public(address)}: {cause}", "is it a benchfleet store, and may you write there?")
+    hint = "is it a benchfleet store, and may you write there?"
+    if isinstance(error, ImportError):
+        hint = "install the driver: pip install 'benchfleet[postgres]', and write postgresql+psycopg://…"
+    return ConfigError(f"cannot open the store {public(address)}: {cause}", hint)
 
 
-def _public(address: str) -> str:
-    """The address without its password."""
-    return make_url(address).render_as_string(hide_password=True) if "://" in address else address
+def public(address: str) -> str:
+    """The address without its password, for messages."""
+    try:
+        return make_url(address).render_as_string(hide_password=True) if "://" in address else address
+    except SQLAlchemyError:
+        return address.partition("://")[0] + "://…"
 
 
 def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
@@ -49,7 +69,7 @@ def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
     if found == HEAD:
         return
     if read_only:
-        message = f"the store {_public(address)} has tables of revision {found or 'none'}, this version reads {HEAD}"
+        message = f"the store {public(address)} has tables of revision {found or 'none'}, this version reads {HEAD}"
         raise ConfigError(message, "run a job first: a controller brings it up to date")
     _upgrade(engine, address, found)
 
@@ -58,11 +78,11 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
     if read_only:
         if not path.exists():
             raise ConfigError(f"there is no store at {path}", "run a job first: `fleetctl run JOB`")
-        engine = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
+        engine = create_engine(URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}))
     else:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
-        engine = create_engine(f"sqlite:///{path}")
+        engine = create_engine(URL.create("sqlite", database=str(path)))
     event.listen(engine, "connect", _prepare_read_only if read_only else _prepare)
     return engine
 
@@ -95,7 +115,7 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except CommandError as error:
-        message = f"the store {_public(address)} has tables of revision {found}, unknown to this version"
+        message = f"the store {public(address)} has tables of revision {found}, unknown to this version"
         raise Conflict(message, "update benchfleet") from error
     except DatabaseError as error:
-        raise ConfigError(f"the tables of {_public(address)} cannot be made: {error.orig}", "use an empty database") from error
+        raise ConfigError(f"the tables of {public(address)} cannot be made: {error.orig}", "use an empty database") from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
+from sqlalchemy.exc import OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.core.state import Attempt, Trial, after
@@ -14,7 +16,7 @@ from fleet_controller.store import tables as t
 from fleet_controller.store.schema import connect
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
-from fleet_protos.errors import ConfigError
+from fleet_protos.errors import ConfigError, Conflict, NotFound
 from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
 
@@ -46,7 +48,7 @@ class Store:
     """Jobs, trials, attempts, events, runs and artifacts. One writer; any number of readers."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
@@ -55,7 +57,18 @@ class Store:
 
     def close(self) -> None:
         """Let go of the database."""
-        self._engine.dispose()
+        self.engine.dispose()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """One transaction. Raises Conflict when the database cannot take it: a full disk, a server that is gone."""
+        with _told(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _told(), self.engine.connect() as connection:
+            yield connection
 
     # Jobs
 
@@ -74,24 +87,24 @@ class Store:
             }
             for position, spec in enumerate(specs, start=1)
         ]
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             connection.execute(insert(t.jobs).values(columns))
             connection.execute(insert(t.trials), rows)
 
     def cancel_job(self, job_id: str) -> None:
         """Nothing of it starts any more."""
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             connection.execute(update(t.jobs).where(t.jobs.c.job_id == job_id).values(cancelled=True))
 
     def jobs(self) -> list[JobRow]:
         """All jobs, oldest first."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             rows = connection.execute(select(t.jobs).order_by(t.jobs.c.submitted_unix_ns, t.jobs.c.job_id)).mappings()
             return [JobRow(**row) for row in rows]
 
     def find_job(self, start: str) -> JobRow:
-        """The job with this id or the only one whose id begins so. Raises ConfigError."""
-        with self._engine.connect() as connection:
+        """The job with this id or the only one whose id begins so. Raises NotFound, ConfigError."""
+        with self._reading() as connection:
             exact = connection.execute(select(t.jobs).where(t.jobs.c.job_id == start)).mappings().first()
             if exact:
                 return JobRow(**exact)
@@ -101,11 +114,11 @@ class Store:
             return found[0]
         if found:
             raise ConfigError(f"{start!r} begins several job ids: {', '.join(job.job_id for job in found)}", "write more of it")
-        raise ConfigError(f"there is no job {start!r}", "`fleetctl ls` lists them")
+        raise NotFound(f"there is no job {start!r}", "`fleetctl ls` lists them")
 
     def trials(self, job_id: str) -> list[Trial]:
         """The job's trials in plan order, with their attempts."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             query = select(t.trials.c.spec).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)
             found = {spec.trial_id: Trial(spec) for spec in map(_spec, connection.execute(query).scalars())}
             query_attempts = (
@@ -119,11 +132,11 @@ class Store:
         return list(found.values())
 
     def find_trial(self, trial_id: str) -> Trial:
-        """One trial with its attempts. Raises ConfigError when there is none."""
-        with self._engine.connect() as connection:
+        """One trial with its attempts. Raises NotFound when there is none."""
+        with self._reading() as connection:
             spec = connection.execute(select(t.trials.c.spec).where(t.trials.c.trial_id == trial_id)).scalar()
             if spec is None:
-                raise ConfigError(f"there is no trial {trial_id!r}", "`fleetctl show JOB` lists the trials of a job")
+                raise NotFound(f"there is no trial {trial_id!r}", "`fleetctl show JOB` lists the trials of a job")
             query = select(t.attempts).where(t.attempts.c.trial_id == trial_id).order_by(t.attempts.c.attempt)
             return Trial(_spec(spec), tuple(_attempt(row) for row in connection.execute(query).mappings()))
 
@@ -131,14 +144,14 @@ class Store:
 
     def save_attempt(self, trial_id: str, attempt: Attempt) -> None:
         """Write an attempt as it is now: begun by the scheduler, or closed because its agent is gone."""
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             _write_attempt(connection, trial_id, attempt)
 
     # Events
 
     def last_sequence(self, agent_id: str) -> int:
         """Of the newest stored event of that agent; 0 when it is new."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             query = select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
             return connection.execute(query).scalar() or 0
 
@@ -147,7 +160,7 @@ class Store:
 
         None when it was stored before, or when its trial is not of this store: then only the sequence number is noted.
         """
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             if not _is_next(connection, agent_id, host, event.sequence):
                 return None
             known = connection.execute(select(t.trials.c.trial_id).where(t.trials.c.trial_id == event.trial_id)).first()
@@ -170,7 +183,7 @@ class Store:
     def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
         """All stored events of one attempt, in order."""
         query = select(t.events.c.event).where(t.events.c.trial_id == trial_id, t.events.c.attempt == attempt).order_by(t.events.c.sequence)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [event_from_json(text) for text in connection.execute(query).scalars()]
 
     # Results
@@ -184,7 +197,7 @@ class Store:
             .where(t.trials.c.job_id == job_id)
             .order_by(t.trials.c.position, t.runs.c.attempt, t.runs.c.workload, t.runs.c.run_index)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [
                 StoredRun(
                     row["trial_id"],
@@ -201,14 +214,22 @@ class Store:
     def wanted_artifacts(self, agent_id: str) -> list[Artifact]:
         """Files of that agent that were told of and not fetched."""
         query = select(t.artifacts).where(t.artifacts.c.agent_id == agent_id, t.artifacts.c.fetched.is_(False)).order_by(t.artifacts.c.name)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             rows = connection.execute(query).mappings()
             return [Artifact(row["name"], row["sha256"], row["size_bytes"]) for row in rows]
 
     def artifact_fetched(self, name: str) -> None:
         """The file lies in the controller's artifact folder, its digest checked."""
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             connection.execute(update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        raise Conflict(f"the store cannot be used: {error.orig}", "no event is lost: agents keep what is not stored") from error
 
 
 def _spec(text: str) -> TrialSpec:
@@ -223,6 +244,7 @@ def _attempt(row: RowMapping) -> Attempt:
 
 def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
     columns = {name: getattr(attempt, name) for name in Attempt.__dataclass_fields__ if name != "number"}
+    columns["message"] = attempt.message.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL holds no NUL
     return {name: int(value) if name in ("phase", "outcome", "kind") else value for name, value in columns.items()}
 
 

@@ -1,0 +1,45 @@
+"""Owns the promise that one controller writes to a store, wherever its state folder is. Never waits; readers need no claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from fleet_controller.lock import held
+from fleet_controller.store.schema import public, sqlite_path, unusable
+from fleet_protos.errors import Conflict
+
+_KEY = 0x62656E6368666C74  # "benchflt": advisory locks of PostgreSQL are numbers, one set a database
+
+
+@contextmanager
+def claimed(address: str) -> Iterator[None]:
+    """Hold the store at `address` while inside; it is let go of when the process dies. Raises Conflict when another one has it.
+
+    SQLite: a lock file beside it. PostgreSQL: an advisory lock of a connection that stays open. Others are not guarded.
+    """
+    path = sqlite_path(address)
+    if path is not None:
+        with held(Path(f"{path}.lock")):
+            yield
+        return
+    with _connection_claimed(address):
+        yield
+
+
+@contextmanager
+def _connection_claimed(address: str) -> Iterator[None]:
+    try:
+        engine = create_engine(address, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        connection = engine.connect()
+    except (SQLAlchemyError, ImportError) as error:
+        raise unusable(address, error) from error
+    with connection:
+        if engine.dialect.name == "postgresql" and not connection.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _KEY}):
+            raise Conflict(f"another controller works with {public(address)}", "end it first, or give this one a database of its own")
+        yield
