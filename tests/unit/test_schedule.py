@@ -62,6 +62,11 @@ def test_a_retry_waits_for_its_pause_and_lets_another_go_first() -> None:
     assert starts(job, now_ns=1_500_000_000) == [Start("2", 1, "a")]
 
 
+def test_a_host_whose_clock_is_ahead_is_not_paused_until_ours_catches_up() -> None:
+    job = JobTrials("j", [trial("1", "a", replace(EXITED, ended_unix_ns=3_600_000_000_000))])
+    assert starts(job, now_ns=1_000_000_000) == [Start("1", 2, "a")]
+
+
 def test_what_is_not_retried_is_not_begun_again() -> None:
     assert starts(JobTrials("j", [trial("1", "a", OOM)])) == []
 

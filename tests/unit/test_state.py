@@ -54,6 +54,7 @@ def test_an_event_of_an_unknown_kind_moves_the_phase_only() -> None:
         ([[LOST]], True, "cancelled"),
         ([[LOST, replace(OK, number=2)]], False, "done"),
         ([[CANCELLED], [OK]], True, "cancelled"),
+        ([[CANCELLED], [OK]], False, "running"),
         ([[Attempt(1, phase=Phase.STOPPING)]], True, "running"),
         ([[OOM], [OK]], False, "failed"),
     ],
@@ -65,6 +66,11 @@ def test_a_jobs_state_follows_from_its_trials(attempts: list[list[Attempt]], can
 def test_a_failure_that_is_retried_leaves_the_trial_open() -> None:
     assert not is_over(Trial(SPEC, (LOST,)), cancelled=False)
     assert is_over(Trial(SPEC, (LOST,)), cancelled=True)
+
+
+def test_an_attempt_that_its_agents_stop_cancelled_is_tried_again_as_often_as_a_lost_agent() -> None:
+    stopped = [replace(CANCELLED, number=number) for number in range(1, 5)]
+    assert [Trial(SPEC, tuple(stopped[:count])).may_start for count in range(1, 5)] == [True, True, True, False]
 
 
 def test_a_changed_attempt_takes_the_place_of_its_number() -> None:

@@ -45,11 +45,13 @@ def next_starts(jobs: Iterable[JobTrials], connected: Iterable[str], now_unix_ns
 
 
 def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
-    """Seconds until the trial may be tried again; 0 for one that has not failed."""
+    """Seconds until the trial may be tried again; 0 for one that has not failed, and when the clocks of its host and ours are apart."""
     newest = trial.newest
     if newest is None or newest.outcome is not Outcome.FAILED:
         return 0.0
-    return max(0.0, rule_for(newest.kind).pause_s - (now_unix_ns - newest.ended_unix_ns) / 1e9)
+    pause_s = rule_for(newest.kind).pause_s
+    since_s = (now_unix_ns - newest.ended_unix_ns) / 1e9
+    return max(0.0, pause_s - since_s) if since_s >= -pause_s else 0.0
 
 
 def left_s(trials: Sequence[Trial], planned_s: float) -> float:

@@ -51,17 +51,22 @@ class Trial:
 
     @property
     def may_start(self) -> bool:
-        """No attempt yet, or the last one failed in a way that is tried again."""
+        """No attempt yet, or the last one ended in a way that is tried again; whether the job still wants it is another question."""
         newest = self.newest
         if newest is None:
             return True
-        failures = [attempt.kind for attempt in self.attempts if attempt.outcome is Outcome.FAILED]
-        return newest.outcome is Outcome.FAILED and may_retry(failures)
+        ends = [_why(attempt) for attempt in self.attempts if attempt.is_over and attempt.outcome is not Outcome.OK]
+        return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
 
     def changed(self, attempt: Attempt) -> Trial:
         """This trial with that attempt put in place of the one with its number, or after all others."""
         others = tuple(known for known in self.attempts if known.number != attempt.number)
         return replace(self, attempts=tuple(sorted((*others, attempt), key=lambda known: known.number)))
+
+
+def _why(attempt: Attempt) -> ErrorKind:
+    """An attempt that ended cancelled in a job that nobody cancelled: its agent was told to stop."""
+    return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
 
 
 def after(attempt: Attempt, event: ev.Event, agent_id: str) -> Attempt:
