@@ -14,7 +14,7 @@ import grpc
 from grpc import aio
 
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
 from fleet_protos.events import Event
 from fleet_protos.trial import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
@@ -27,12 +27,14 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # an agent that was just started is to be reached at once
+    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", 16 << 20),
 ]
 _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
-    grpc.StatusCode.NOT_FOUND: ConfigError,
+    grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: Conflict,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Conflict,
     grpc.StatusCode.UNAVAILABLE: HostUnreachable,
@@ -94,21 +96,28 @@ class AgentClient:
         await self._asked(self._stub.AckEvents(pb.AckEventsRequest(up_to_sequence=up_to_sequence), timeout=_CALL_S))
 
     async def fetch(self, artifact: Artifact, target: Path) -> None:
-        """Bring a file to `target`: goes on where an earlier try broke off, appears there only when its digest is right."""
+        """Bring a file to `target`: goes on where an earlier try broke off, appears there only when its digest is right.
+
+        Raises NotFound when the agent no longer has it, Conflict when it cannot be written here.
+        """
         partial = target.with_name(target.name + ".partial")
-        await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-        offset = partial.stat().st_size if partial.exists() else 0
-        request = pb.FetchArtifactRequest(name=artifact.name, offset=min(offset, artifact.size_bytes))
         try:
-            with partial.open("r+b" if partial.exists() else "wb") as file:
-                file.truncate(request.offset)
-                async for chunk in self._stub.FetchArtifact(request, timeout=_CHUNK_S + artifact.size_bytes / 1e6):
-                    _check(chunk, artifact)
-                    await asyncio.to_thread(_put, file.fileno(), chunk.offset, chunk.data)
-                os.fsync(file.fileno())
+            descriptor, offset = await asyncio.to_thread(_open, partial, artifact.size_bytes)
+            try:
+                await self._receive(pb.FetchArtifactRequest(name=artifact.name, offset=offset), artifact, descriptor)
+            finally:
+                os.close(descriptor)
+            await asyncio.to_thread(_finish, partial, target, artifact)
+        except OSError as error:
+            raise Conflict(f"cannot write {target}: {error.strerror}", "make room on that disk; the file is fetched again") from error
+
+    async def _receive(self, request: pb.FetchArtifactRequest, artifact: Artifact, descriptor: int) -> None:
+        try:
+            async for chunk in self._stub.FetchArtifact(request, timeout=_CHUNK_S + artifact.size_bytes / 1e6):
+                _check(chunk, artifact)
+                await asyncio.to_thread(_put, descriptor, chunk.offset, chunk.data)
         except aio.AioRpcError as error:
             raise self._translated(error) from error
-        await asyncio.to_thread(_finish, partial, target, artifact)
 
     async def close(self) -> None:
         """Hang up."""
@@ -125,7 +134,18 @@ class AgentClient:
         return kind(f"agent at {self.address}: {error.details() or error.code().name.lower()}")
 
 
+def _open(partial: Path, size_bytes: int) -> tuple[int, int]:
+    """A descriptor of the unfinished file, and how much of it an earlier try brought."""
+    partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    offset = min(os.fstat(descriptor).st_size, size_bytes)
+    os.ftruncate(descriptor, offset)
+    return descriptor, offset
+
+
 def _check(chunk: pb.FetchArtifactResponse, artifact: Artifact) -> None:
+    if chunk.offset + len(chunk.data) > artifact.size_bytes:
+        raise HostUnreachable(f"artifact {artifact.name} is longer than the {artifact.size_bytes} bytes that were told")
     if hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
         raise HostUnreachable(f"artifact {artifact.name}: a chunk at byte {chunk.offset} arrived damaged")
 
@@ -139,6 +159,7 @@ def _put(descriptor: int, offset: int, data: bytes) -> None:
 
 def _finish(partial: Path, target: Path, artifact: Artifact) -> None:
     with partial.open("rb") as file:
+        os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != artifact.sha256:
         partial.unlink()

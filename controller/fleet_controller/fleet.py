@@ -22,7 +22,7 @@ from fleet_controller.report.values import HostStatus, JobChange, JobDetail, Job
 from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.errors import ConfigError, HostUnreachable
+from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
 from fleet_protos.exposition import RunSeries
 from fleet_protos.trial import TrialSpec
 
@@ -51,40 +51,50 @@ class Fleet:
         """Read the jobs that are not over; before `run`, and before anybody asks."""
         await self._desk.load()
 
+    async def expect_agents(self) -> None:
+        """The agents were just started: returns when all are connected, or when the time for a first contact is over."""
+        deadline_s = time.monotonic() + self._first_contact_s
+        for line in self._lines:
+            line.try_now()
+        while not all(line.connected for line in self._lines) and (left_s := deadline_s - time.monotonic()) > 0:
+            await wait_for(self._desk.board.next_change(), left_s)
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the agents and start trials until `stopping`; then fetch what is still owed and hang up."""
-        async with asyncio.TaskGroup() as tasks:
-            working = [tasks.create_task(line.follow()) for line in self._lines]
-            working += [tasks.create_task(line.fetch_files()) for line in self._lines]
-            working.append(tasks.create_task(self._keep_starting()))
-            await stopping.wait()
-            await self._last_files()
-            for task in working:
-                task.cancel()
-        for line in self._lines:
-            await line.agent.close()
-        self._desk.close()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                working = [tasks.create_task(line.work()) for line in self._lines]
+                working.append(tasks.create_task(self._keep_starting()))
+                await stopping.wait()
+                await self._last_files()
+                for task in working:
+                    task.cancel()
+        finally:
+            for line in self._lines:
+                await line.agent.close()
+            self._desk.close()
 
     async def _keep_starting(self) -> None:
         while True:
             changed = self._desk.board.next_change()
             connected = [line.host for line in self._lines if line.connected]
-            for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
-                await self._begin(start)
-            for line in self._lines:
-                await line.ask_again()
+            try:
+                for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
+                    await self._begin(start)
+            except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
+                log.warning("%s", error.message)
             await wait_for(changed, _LOOK_AGAIN_S)
 
     async def _begin(self, start: Start) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
         await self._desk.save(start.trial_id, Attempt(start.attempt))
-        await self._names[start.host].hand_over()
+        self._names[start.host].give_orders()
 
     async def _last_files(self) -> None:
         try:
             async with asyncio.timeout(_LAST_FILES_S):
                 for line in self._lines:
-                    await line.all_fetched()
+                    await line.files.all_fetched()
         except TimeoutError:
             log.warning("some files of trials were not fetched; the next start of a controller goes on with them")
 
@@ -93,7 +103,7 @@ class Fleet:
     async def submit(self, yaml: str, file_name: str) -> str:
         """Take a job; its id. Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits."""
         loaded = load_job(yaml, file_name)
-        await self._first_contact()
+        await self._first_contact(loaded.job.hosts.names)
         plan = make_plan(loaded.job, loaded.job.hosts.among({line.host: line.labels for line in self._lines if line.connected}))
         if plan.is_refused:
             raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
@@ -139,8 +149,7 @@ class Fleet:
         waiting = sum(not trial.is_active and trial.may_start for trial in job.trials.values())
         active = await self._desk.cancel_job(row.job_id)
         for line in self._lines:
-            if line.connected:
-                await line.cancel_what_is_cancelled()
+            line.give_orders()
         return waiting + len(active)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
@@ -155,15 +164,26 @@ class Fleet:
         """One attempt of a trial, 0 = the newest."""
         return await self._stored.trial(trial_id, attempt, with_log)
 
-    async def _first_contact(self) -> None:
-        """Wait until an agent is connected; tells each one's trouble when none is in time."""
+    async def _first_contact(self, named: Sequence[str]) -> None:
+        """Wait until it is known of each agent whether it answers, and one does. Raises HostUnreachable: none does, or a named one not."""
         deadline_s = time.monotonic() + self._first_contact_s
-        while not any(line.connected for line in self._lines):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                troubles = "; ".join(f"{line.agent.address}: {line.trouble or 'no answer yet'}" for line in self._lines)
-                raise HostUnreachable(f"no agent is connected ({troubles or 'none was named'})", "start an agent, or name its address")
+        while not self._may_plan(named) and (left_s := deadline_s - time.monotonic()) > 0:
             await wait_for(self._desk.board.next_change(), left_s)
+        troubles = "; ".join(f"{line.agent.address}: {line.trouble or 'no answer yet'}" for line in self._lines if not line.connected)
+        connected = {line.host for line in self._lines if line.connected}
+        if not connected:
+            raise HostUnreachable(f"no agent is connected ({troubles or 'none was named'})", "start an agent, or name its address")
+        missing = [name for name in named if name not in connected]
+        if missing and (troubles or len(missing) < len(named)):  # none at all is a finding of the plan, with its line in the file
+            kind = HostUnreachable if troubles else ConfigError
+            told = f"hosts that the job names are not connected: {', '.join(missing)}"
+            raise kind(f"{told} ({troubles})" if troubles else told, f"connected are: {', '.join(sorted(connected))}")
+
+    def _may_plan(self, named: Sequence[str]) -> bool:
+        connected = {line.host for line in self._lines if line.connected}
+        if not self._lines:
+            return True
+        return bool(connected) and (connected.issuperset(named or ("",)) or all(line.was_tried for line in self._lines))
 
     def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec]) -> None:
         for spec in specs:

@@ -1,4 +1,4 @@
-"""Owns the controller's line to one host: connects, hands trials over, stores each event before it is acknowledged, fetches files."""
+"""Owns the controller's line to one host: connects, hands trials over, stores each event before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 
 from fleet_controller.agents import AgentClient, AgentInfo
-from fleet_controller.board import closed
-from fleet_controller.core.state import Trial
+from fleet_controller.board import closed, wait_for
+from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
+from fleet_controller.files import Files
 from fleet_controller.report.values import HostStatus
 from fleet_protos import events as ev
 from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable
-from fleet_protos.trial import Artifact, EngineKind, Phase
+from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
-_FETCH_AGAIN_S = 2.0
-_ASK_AGAIN_S = 1.0
+_ACKNOWLEDGE_PAUSE_S = 0.2
+_AGAIN_S = 2.0  # until an order that the host could not take is given again
 
 
 class HostLine:
-    """One agent as the controller follows it: connected or not, and what it owes."""
+    """One agent as the controller follows it: connected or not, and what it was told."""
 
     def __init__(self, agent: AgentClient, desk: Desk, artifacts: Path, names: dict[str, HostLine]) -> None:
         self.agent = agent
         self._names = names  # which line speaks for which host
         self.trouble = ""
         self.connected = False
+        self.files = Files(agent, desk, artifacts)
         self._info = AgentInfo()
         self._desk = desk
-        self._artifacts = artifacts
-        self._owed: dict[str, Artifact] = {}
-        self._owes = asyncio.Event()
-        self._paid = asyncio.Event()
-        self._paid.set()
-        self._ask_again_at_s = inf
+        self._orders = asyncio.Event()
+        self._stored = 0
+        self._news = asyncio.Event()
+        self._now = asyncio.Event()
 
     @property
     def host(self) -> str:
@@ -52,6 +51,11 @@ class HostLine:
     def labels(self) -> Mapping[str, str]:
         """What jobs select it by."""
         return self._info.labels
+
+    @property
+    def was_tried(self) -> bool:
+        """It is connected, or what stands in the way is known."""
+        return self.connected or bool(self.trouble)
 
     def room_for(self, kind: EngineKind) -> int:
         """GPUs that servers of this kind may use here."""
@@ -64,10 +68,16 @@ class HostLine:
         host = info.host or self.agent.address
         return HostStatus(host, self.agent.address, state, info.gpus, info.simulated_gpus, info.version, dict(info.labels), self.trouble)
 
+    async def work(self) -> None:
+        """Follow the agent, give it its orders and fetch its files, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self._follow(), self._give_orders(), self._acknowledge(), self.files.fetch()):
+                tasks.create_task(work)
+
     # Following
 
-    async def follow(self) -> None:
-        """Connect and follow for ever; a broken line is connected again with growing pauses."""
+    async def _follow(self) -> None:
+        """Connect and follow; a broken line is connected again with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -80,20 +90,27 @@ class HostLine:
                 self.trouble = error.message
             self.connected = False
             self._desk.board.tell()
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+            await wait_for(self._now, pause_s)
+            pause_s = _FIRST_PAUSE_S if self._now.is_set() else min(pause_s * 2, _LAST_PAUSE_S)
+            self._now.clear()
+
+    def try_now(self) -> None:
+        """The agent was just started: do not wait for the end of the pause."""
+        self._now.set()
 
     async def _connect(self) -> None:
-        self._info = await self.agent.describe()
-        other = self._names.setdefault(self._info.host, self)
+        info = await self.agent.describe()
+        other = self._names.setdefault(info.host, self)
         if other is not self:
-            raise Conflict(f"the agent at {self.agent.address} calls itself {self._info.host} too, as does {other.agent.address}")
-        self.connected, self.trouble = True, ""
+            told = f"the agent at {self.agent.address} calls itself {info.host} too, as the one at {other.agent.address} does"
+            raise Conflict(told, "give one another --host-name")
+        self._info = info
         await self._close_what_is_lost()
-        for artifact in await self._desk.wanted_artifacts(self._info.agent_id):
-            self._owe(artifact)
-        await self.hand_over()
-        await self.cancel_what_is_cancelled()
+        self.files.replace(await self._desk.wanted_artifacts(info.agent_id))
+        self._stored = await self._desk.last_sequence(info.agent_id)
+        self.connected, self.trouble = True, ""
+        self._news.set()
+        self._orders.set()
         self._desk.board.tell()
 
     async def _close_what_is_lost(self) -> None:
@@ -105,83 +122,79 @@ class HostLine:
                 end = closed(attempt, ErrorKind.AGENT_RESTARTED, "agent_state_lost", message, time.time_ns())
                 await self._desk.save(trial.spec.trial_id, end)
 
-    async def ask_again(self) -> None:
-        """Hand over anew what the agent was too busy to take, after a pause."""
-        if self.connected and time.monotonic() >= self._ask_again_at_s:
-            await self.hand_over()
-
-    async def hand_over(self) -> None:
-        """Send each attempt that was begun and that no event confirms yet; sending one twice is harmless."""
-        self._ask_again_at_s = inf
-        for job, trial in self._desk.board.active_on(self.host):
-            attempt = trial.newest
-            if attempt is None or attempt.phase is not Phase.QUEUED or job.row.cancelled:
-                continue
-            try:
-                await self.agent.start(replace(trial.spec, attempt=attempt.number))
-            except HostUnreachable as error:
-                self.trouble = error.message  # it is sent again when the line is up
-            except Conflict as error:
-                log.info("%s: %s", trial.spec.trial_id, error.message)
-                self._ask_again_at_s = time.monotonic() + _ASK_AGAIN_S
-            except FleetError as error:
-                end = closed(attempt, ErrorKind.CONFIG, "refused_by_agent", error.message, time.time_ns())
-                await self._desk.save(trial.spec.trial_id, end)
-
-    async def cancel_what_is_cancelled(self) -> None:
-        """Tell the agent of each active attempt whose job was cancelled."""
-        for job, trial in self._desk.board.active_on(self.host):
-            if job.row.cancelled and trial.newest is not None:
-                try:
-                    await self.agent.cancel(trial.spec.trial_id, trial.newest.number, "the job was cancelled")
-                except HostUnreachable as error:
-                    self.trouble = error.message  # told again when the line is up
-
     async def _follow_events(self) -> None:
         agent_id = self._info.agent_id
-        async for event in self.agent.events(agent_id, await self._desk.last_sequence(agent_id)):
+        async for event in self.agent.events(agent_id, self._stored):
             trial = await self._desk.record(agent_id, self.host, event)
             if trial is not None:
                 self._take(event, trial)
-            await self.agent.acknowledge(event.sequence)
+            self._stored = event.sequence
+            self._news.set()
 
     def _take(self, event: ev.Event, trial: Trial) -> None:
         if isinstance(event.body, ev.RunFinished):
             self._desk.series.run(trial.spec, event.body.run, self.host)
             if event.body.run.artifact.name:
-                self._owe(event.body.run.artifact)
+                self.files.owe([event.body.run.artifact])
         if isinstance(event.body, ev.EvidenceCollected):
-            for artifact in event.body.artifacts:
-                self._owe(artifact)
+            self.files.owe(event.body.artifacts)
 
-    # Files
-
-    def _owe(self, artifact: Artifact) -> None:
-        self._owed[artifact.name] = artifact
-        self._owes.set()
-        self._paid.clear()
-
-    async def all_fetched(self) -> None:
-        """Returns when no file is owed."""
-        await self._paid.wait()
-
-    async def fetch_files(self) -> None:
-        """Fetch what is owed, one file at a time, for ever; one that fails is tried again after the others."""
+    async def _acknowledge(self) -> None:
+        """Tell the agent how far its events are stored: once for all that came since it was last told, and not urgently."""
         while True:
-            await self._owes.wait()
-            self._owes.clear()
-            for artifact in list(self._owed.values()):
-                await self._fetch(artifact)
-            if self._owed:
-                asyncio.get_running_loop().call_later(_FETCH_AGAIN_S, self._owes.set)
-            else:
-                self._paid.set()
+            await self._news.wait()
+            self._news.clear()
+            if self.connected and self._stored:
+                try:
+                    await self.agent.acknowledge(self._stored)
+                except FleetError as error:  # the next event or the next connection makes up for it
+                    log.info("%s: events up to %d are stored and not acknowledged: %s", self.host, self._stored, error.message)
+                await asyncio.sleep(_ACKNOWLEDGE_PAUSE_S)
 
-    async def _fetch(self, artifact: Artifact) -> None:
-        try:
-            await self.agent.fetch(artifact, self._artifacts / artifact.name)
-        except FleetError as error:
-            log.warning("%s: %s", artifact.name, error.message)
+    # Orders
+
+    def give_orders(self) -> None:
+        """Something is to be begun or cancelled here. Returns at once: a host that hangs holds up no other."""
+        self._orders.set()
+
+    async def _give_orders(self) -> None:
+        """One task does both, so that a cancel never overtakes the start that it is about."""
+        while True:
+            await self._orders.wait()
+            self._orders.clear()
+            if not self.connected:
+                continue  # connecting gives them again
+            for job, trial in self._desk.board.active_on(self.host):
+                attempt = trial.newest
+                try:
+                    if job.row.cancelled and attempt is not None:
+                        await self._cancel(trial, attempt)
+                    elif attempt is not None and attempt.phase is Phase.QUEUED:
+                        await self._start(replace(trial.spec, attempt=attempt.number), attempt)
+                except (HostUnreachable, Conflict) as error:
+                    log.info("%s: %s", trial.spec.trial_id, error.message)
+                    asyncio.get_running_loop().call_later(_AGAIN_S, self._orders.set)
+
+    async def _start(self, spec: TrialSpec, attempt: Attempt) -> None:
+        """Hand over an attempt that no event confirms yet; doing so twice is harmless."""
+        room = self.room_for(spec.engine.kind)
+        if spec.engine.gpus > room:
+            message = f"it needs {spec.engine.gpus} GPUs, host {self.host} has {room} now"
+            await self._desk.save(spec.trial_id, closed(attempt, ErrorKind.CONFIG, "too_few_gpus", message, time.time_ns()))
             return
-        await self._desk.artifact_fetched(artifact.name)
-        self._owed.pop(artifact.name, None)
+        try:
+            await self.agent.start(spec)
+        except (HostUnreachable, Conflict):
+            raise
+        except FleetError as error:
+            kind = ErrorKind.BUG if error.exit_code == error.exit_code.BUG else ErrorKind.CONFIG
+            await self._desk.save(spec.trial_id, closed(attempt, kind, "refused_by_agent", error.message, time.time_ns()))
+
+    async def _cancel(self, trial: Trial, attempt: Attempt) -> None:
+        """Ask the agent to end it. One that it does not know and of which no event came never began: it ends here."""
+        if await self.agent.cancel(trial.spec.trial_id, attempt.number, "the job was cancelled") or attempt.phase is not Phase.QUEUED:
+            return
+        now = next((now for _, now in self._desk.board.active_on(self.host) if now.spec.trial_id == trial.spec.trial_id), None)
+        if now is not None and now.newest == attempt:
+            end = closed(attempt, ErrorKind.NONE, "", "cancelled before it began", time.time_ns())
+            await self._desk.save(trial.spec.trial_id, replace(end, outcome=Outcome.CANCELLED))

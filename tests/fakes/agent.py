@@ -44,12 +44,16 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     files: dict[str, bytes] = field(default_factory=dict)
     break_after: int = -1  # chunks of the next artifact before the stream breaks
     damage: bool = False  # of one chunk of the next artifact
+    hangs: bool = False  # StartTrial is never answered
+    holds_acknowledgements: bool = False  # AckEvents is never answered
 
     def __post_init__(self) -> None:
         self.journal: list[ev.Event] = []
         self.started: list[TrialSpec] = []
         self.cancelled: list[tuple[str, int]] = []
         self.acknowledged = 0
+        self.acknowledgements = 0
+        self.asked_to_acknowledge = asyncio.Event()
         self.offsets: list[int] = []
         self._changed = asyncio.Event()
         self._server: aio.Server | None = None
@@ -84,6 +88,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         )
 
     async def StartTrial(self, request: Any, context: Any) -> pb.StartTrialResponse:
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.refusals:
             await context.abort(self.refusals.pop(0), "not now")
         spec = from_proto(TrialSpec, request.spec)
@@ -99,7 +105,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     async def CancelTrial(self, request: Any, context: Any) -> pb.CancelTrialResponse:
         self.cancelled.append((request.trial_id, request.attempt))
-        spec = next(spec for spec in self.started if (spec.trial_id, spec.attempt) == (request.trial_id, request.attempt))
+        spec = next((spec for spec in self.started if (spec.trial_id, spec.attempt) == (request.trial_id, request.attempt)), None)
+        if spec is None:
+            return pb.CancelTrialResponse(active=False)
         self.end(spec, ev.TrialOver(Outcome.CANCELLED, message=request.reason))
         return pb.CancelTrialResponse(active=True)
 
@@ -115,11 +123,17 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             await changed.wait()
 
     async def AckEvents(self, request: Any, context: Any) -> pb.AckEventsResponse:
+        self.acknowledgements += 1
+        self.asked_to_acknowledge.set()
+        if self.holds_acknowledgements:
+            await asyncio.Event().wait()
         self.acknowledged = max(self.acknowledged, request.up_to_sequence)
         return pb.AckEventsResponse()
 
     async def FetchArtifact(self, request: Any, context: Any) -> AsyncIterator[pb.FetchArtifactResponse]:
         self.offsets.append(request.offset)
+        if request.name not in self.files:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no artifact {request.name}")
         content = self.files[request.name]
         for number, offset in enumerate(range(request.offset, len(content), CHUNK)):
             if number == self.break_after:

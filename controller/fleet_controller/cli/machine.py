@@ -47,6 +47,7 @@ async def machine(agent: LocalAgent, place: Here, say: Callable[[str], None]) ->
     try:
         async with working(place.home.controller, [agent.place.address], metrics_port=place.metrics_port) as at_work:
             await agent.start()
+            await at_work.fleet.expect_agents()
             async with asyncio.TaskGroup() as tasks:
                 keeper = tasks.create_task(agent.keep_alive(say))
                 yield at_work
