@@ -86,9 +86,16 @@ def test_the_speculating_variant_has_its_verdict_and_accept_length(done: Done) -
 
 
 def test_raw_data_holds_every_request_with_the_tokens_that_were_asked(done: Done) -> None:
-    files = sorted(done.state.rglob("single-*.parquet"))
+    artifacts = done.state / "agent" / "artifacts"
+    files = sorted(artifacts.rglob("single-*.parquet"))
     assert len(files) == 2 * LAUNCHES * RUNS
     for file in files:
         rows = pyarrow.parquet.read_table(file).to_pylist()
         assert [row["completion_tokens"] for row in rows] == [TOKENS] * REQUESTS
         assert {(row["finish_reason"], row["error_kind"]) for row in rows} == {("length", None)}
+
+
+def test_the_controller_holds_the_raw_data_byte_for_byte(done: Done) -> None:
+    kept, copies = done.state / "agent" / "artifacts", done.state / "controller" / "artifacts"
+    files = sorted(kept.rglob("single-*.parquet"))
+    assert [(copies / file.relative_to(kept)).read_bytes() for file in files] == [file.read_bytes() for file in files]
