@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fleet_controller.core.schedule import JobTrials, left_s
 from fleet_controller.core.state import Attempt, Trial, is_over, job_state
@@ -14,22 +14,49 @@ from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase
 
 
-@dataclass(slots=True)
 class JobOnBoard:
-    """One job and its trials by id, in plan order."""
+    """One job and its trials by id, in plan order. Counts as it goes: a job may hold 10,000 trials, and each event asks."""
 
-    row: JobRow
-    trials: dict[str, Trial]
+    def __init__(self, row: JobRow, trials: Iterable[Trial]) -> None:
+        self.row = row
+        self.trials: dict[str, Trial] = {}
+        self.trials_over = 0
+        self._left_s: float | None = None
+        for trial in trials:
+            self.put(trial)
 
-    @property
-    def state(self) -> str:
-        """queued, running, done, failed or cancelled."""
-        return job_state(self.trials.values(), self.row.cancelled)
+    def put(self, trial: Trial) -> None:
+        """A trial as it is now."""
+        before = self.trials.get(trial.spec.trial_id)
+        self.trials[trial.spec.trial_id] = trial
+        was_over = before is not None and is_over(before, self.row.cancelled)
+        self.trials_over += is_over(trial, self.row.cancelled) - was_over
+        moved_on = before is not None and before.is_active and trial.is_active and before.attempts[:-1] == trial.attempts[:-1]
+        if not moved_on:  # a trial began or ended
+            self._left_s = None
+
+    def cancel(self) -> None:
+        """Nothing of it starts any more."""
+        self.row = replace(self.row, cancelled=True)
+        self.trials_over = sum(is_over(trial, True) for trial in self.trials.values())
+        self._left_s = None
 
     @property
     def is_over(self) -> bool:
         """Nothing more will happen to it."""
-        return all(is_over(trial, self.row.cancelled) for trial in self.trials.values())
+        return self.trials_over == len(self.trials)
+
+    @property
+    def summary(self) -> JobSummary:
+        """As it is listed."""
+        return _summary(self.row, list(self.trials.values()), self.trials_over)
+
+    @property
+    def left_s(self) -> float:
+        """Wall seconds that it still needs, computed anew when a trial began or ended."""
+        if self._left_s is None:
+            self._left_s = 0.0 if self.is_over else left_s(list(self.trials.values()), self.row.planned_s)
+        return self._left_s
 
 
 class Board:
@@ -41,7 +68,7 @@ class Board:
 
     def put(self, row: JobRow, trials: Iterable[Trial]) -> None:
         """A job that was submitted, or read from the store."""
-        self.jobs[row.job_id] = JobOnBoard(row, {trial.spec.trial_id: trial for trial in trials})
+        self.jobs[row.job_id] = JobOnBoard(row, trials)
         self.tell()
 
     def change(self, trial_id: str, attempt: Attempt) -> Trial | None:
@@ -49,14 +76,15 @@ class Board:
         job = self.job_of(trial_id)
         if job is None:
             return None
-        trial = job.trials[trial_id] = job.trials[trial_id].changed(attempt)
+        trial = job.trials[trial_id].changed(attempt)
+        job.put(trial)
         self.tell()
         return trial
 
     def cancel(self, job_id: str) -> list[Trial]:
         """Mark the job cancelled; its trials that are active now."""
         job = self.jobs[job_id]
-        job.row = replace(job.row, cancelled=True)
+        job.cancel()
         self.tell()
         return [trial for trial in job.trials.values() if trial.is_active]
 
@@ -74,6 +102,8 @@ class Board:
         """Attempts begun on that host and not over."""
         found = []
         for job in self.jobs.values():
+            if job.is_over:
+                continue
             found += [(job, trial) for trial in job.trials.values() if trial.is_active and trial.spec.host == host]
         return found
 
@@ -99,13 +129,17 @@ async def wait_for(change: asyncio.Event, timeout_s: float) -> None:
 def summary(row: JobRow, trials: Iterable[Trial]) -> JobSummary:
     """A job as it is listed."""
     trials = list(trials)
+    return _summary(row, trials, sum(is_over(trial, row.cancelled) for trial in trials))
+
+
+def _summary(row: JobRow, trials: list[Trial], trials_over: int) -> JobSummary:
     return JobSummary(
         job_id=row.job_id,
         name=row.name,
         state=job_state(trials, row.cancelled),
         submitted_unix_ns=row.submitted_unix_ns,
         trials=len(trials),
-        trials_over=sum(is_over(trial, row.cancelled) for trial in trials),
+        trials_over=trials_over,
         engine=row.engine,
         time_scale=row.time_scale,
     )
@@ -117,13 +151,11 @@ def detail(row: JobRow, trials: Iterable[Trial]) -> JobDetail:
     return JobDetail(summary(row, trials), tuple(status(trial) for trial in trials), row.yaml)
 
 
-def look(job: JobOnBoard, seen: dict[str, TrialStatus]) -> JobChange:
+def look(job: JobOnBoard, seen: dict[str, Trial]) -> JobChange:
     """The job now, with the trials that differ from what was `seen`, which is brought up to date."""
-    now = {trial_id: status(trial) for trial_id, trial in job.trials.items()}
-    changed = tuple(entry for trial_id, entry in now.items() if seen.get(trial_id) != entry)
-    seen.update(now)
-    trials = list(job.trials.values())
-    return JobChange(summary(job.row, trials), changed, 0.0 if job.is_over else left_s(trials, job.row.planned_s))
+    changed = tuple(status(trial) for trial_id, trial in job.trials.items() if seen.get(trial_id) is not trial)
+    seen.update(job.trials)
+    return JobChange(job.summary, changed, job.left_s)
 
 
 def status(trial: Trial, number: int = 0) -> TrialStatus:

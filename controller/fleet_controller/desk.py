@@ -30,12 +30,12 @@ class Desk:
     async def load(self) -> None:
         """Put the jobs that are not over back on the board; show all in the metrics."""
         for row in await self.ask(self._store.jobs):
-            trials = await self.ask(partial(self._store.trials, row.job_id))
+            trials = await self.ask(partial(self._store.outlines, row.job_id))
             for trial in trials:
                 if trial.newest is not None:
                     self._show(trial.spec.trial_id, trial.newest)
-            if not JobOnBoard(row, {trial.spec.trial_id: trial for trial in trials}).is_over:
-                self.board.put(row, trials)
+            if not JobOnBoard(row, trials).is_over:
+                self.board.put(row, await self.ask(partial(self._store.trials, row.job_id)))
 
     async def add_job(self, row: JobRow, trials: list[Trial]) -> None:
         """A job that was submitted."""

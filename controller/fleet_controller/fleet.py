@@ -18,7 +18,7 @@ from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
 from fleet_controller.reading import StoredJobs
-from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail, TrialStatus
+from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.store.store import JobRow, Store
@@ -127,7 +127,7 @@ class Fleet:
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """What changes, until the job is over."""
         row = await self._desk.find_job(job_id)
-        seen: dict[str, TrialStatus] = {}
+        seen: dict[str, Trial] = {}
         job = self._desk.board.jobs.get(row.job_id)
         if job is None:
             async for change in self._stored.watch(row.job_id):

@@ -57,15 +57,15 @@ class StoredJobs:
         return await asyncio.to_thread(self._trial, trial_id, attempt, with_log)
 
     def _jobs(self) -> tuple[JobSummary, ...]:
-        return tuple(summary(row, self._store.trials(row.job_id)) for row in reversed(self._store.jobs()))
+        return tuple(summary(row, self._store.outlines(row.job_id)) for row in reversed(self._store.jobs()))
 
     def _job(self, start: str) -> JobDetail:
         row = self._store.find_job(start)
-        return detail(row, self._store.trials(row.job_id))
+        return detail(row, self._store.outlines(row.job_id))
 
     def _results(self, start: str) -> Results:
         row = self._store.find_job(start)
-        return Results(summary(row, self._store.trials(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
+        return Results(summary(row, self._store.outlines(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
 
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         trial = self._store.find_trial(trial_id)

@@ -111,6 +111,14 @@ def test_a_job_and_its_trials_come_back_as_they_were_put_in(store: Store, addres
     again.close()
 
 
+def test_an_outline_is_the_trial_without_what_is_launched(store: Store) -> None:
+    store.save_attempt(SPECS[1].trial_id, Attempt(1, phase=Phase.MEASURING))
+    whole, outlines = store.trials("job-1"), store.outlines("job-1")
+    assert [trial.attempts for trial in outlines] == [trial.attempts for trial in whole]
+    for field in ("trial_id", "job_id", "variant", "host", "block"):
+        assert [getattr(trial.spec, field) for trial in outlines] == [getattr(trial.spec, field) for trial in whole]
+
+
 def test_an_event_told_twice_is_stored_once(store: Store) -> None:
     event = told(3, ev.RunFinished(RUN))
     first = store.record("agent", "here", event)

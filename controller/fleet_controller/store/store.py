@@ -120,16 +120,14 @@ class Store:
         """The job's trials in plan order, with their attempts."""
         with self._reading() as connection:
             query = select(t.trials.c.spec).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)
-            found = {spec.trial_id: Trial(spec) for spec in map(_spec, connection.execute(query).scalars())}
-            query_attempts = (
-                select(t.attempts)
-                .join(t.trials, t.trials.c.trial_id == t.attempts.c.trial_id)
-                .where(t.trials.c.job_id == job_id)
-                .order_by(t.attempts.c.attempt)
-            )
-            for row in connection.execute(query_attempts).mappings():
-                found[row["trial_id"]] = found[row["trial_id"]].changed(_attempt(row))
-        return list(found.values())
+            return _with_attempts(connection, job_id, map(_spec, connection.execute(query).scalars()))
+
+    def outlines(self, job_id: str) -> list[Trial]:
+        """The same with specs that name trial, job, variant, host and block only: enough for a list, and much faster to read."""
+        columns = (t.trials.c.trial_id, t.trials.c.job_id, t.trials.c.variant, t.trials.c.host, t.trials.c.block)
+        with self._reading() as connection:
+            rows = connection.execute(select(*columns).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)).mappings()
+            return _with_attempts(connection, job_id, (TrialSpec(**row) for row in rows))
 
     def find_trial(self, trial_id: str) -> Trial:
         """One trial with its attempts. Raises NotFound when there is none."""
@@ -246,6 +244,14 @@ def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
     columns = {name: getattr(attempt, name) for name in Attempt.__dataclass_fields__ if name != "number"}
     columns["message"] = attempt.message.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL holds no NUL
     return {name: int(value) if name in ("phase", "outcome", "kind") else value for name, value in columns.items()}
+
+
+def _with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec]) -> list[Trial]:
+    found = {spec.trial_id: Trial(spec) for spec in specs}
+    query = select(t.attempts).join(t.trials, t.trials.c.trial_id == t.attempts.c.trial_id).where(t.trials.c.job_id == job_id)
+    for row in connection.execute(query.order_by(t.attempts.c.attempt)).mappings():
+        found[row["trial_id"]] = found[row["trial_id"]].changed(_attempt(row))
+    return list(found.values())
 
 
 def _read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:

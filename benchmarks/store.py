@@ -1,0 +1,94 @@
+"""Measures the controller's store with 10,000 trials: writing events, opening, listing, and what one more event costs. Prints a table."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fleet_controller.board import look
+from fleet_controller.core.schedule import next_starts
+from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.desk import Desk
+from fleet_controller.reading import StoredJobs
+from fleet_controller.store.store import JobRow, Store
+from fleet_protos import events as ev
+from fleet_protos.exposition import RunSeries
+from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, RunResult, TrialSpec, Workload
+
+TRIALS = 10_000
+FINISHED = 500  # of them have their events and runs
+ENV = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS", "NCCL_NTHREADS": "512"}
+METRICS = {f"metric_{number}": number / 7 for number in range(16)}
+
+
+def spec(number: int) -> TrialSpec:
+    engine = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8, "speculative_num_steps": 5}, ENV, 8)
+    workload = Workload("single", 1, 1, prompts="builtin:chat", output_tokens=500, api="chat")
+    host = f"host-{number % 100}"
+    return TrialSpec(f"big-b1-v{number}", 1, "big", "big", f"v={number}", {"v": str(number)}, 1, host, engine, (workload,))
+
+
+def events_of(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
+    bodies: list[tuple[ev.Body, Phase]] = [(ev.TrialAccepted(trial), Phase.LAUNCHING), (ev.ServerReady(5.0), Phase.WARMING)]
+    bodies += [(ev.RunFinished(RunResult("single", index, 1, 5.0, 20.0, 1, 0, 500, METRICS)), Phase.MEASURING) for index in (1, 2, 3)]
+    bodies += [(ev.ServerStopped("term", 1.0), Phase.STOPPING), (ev.TrialOver(Outcome.OK), Phase.OVER)]
+    for step, (body, phase) in enumerate(bodies):
+        yield ev.Event(first + step, first + step, trial.trial_id, 1, 0, phase, body)
+
+
+def timed(label: str, work: Callable[[], object], times: int = 1) -> None:
+    """Print how long `work` took, for each of its `times`."""
+    began_s = time.perf_counter()
+    work()
+    took_s = (time.perf_counter() - began_s) / times
+    print(f"{label:<58} {took_s * 1000:>10.2f} ms")
+
+
+def fill(store: Store, specs: list[TrialSpec]) -> None:
+    timed(f"submit one job of {TRIALS} trials", lambda: store.add_job(JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0), specs))
+    events = [event for number, trial in enumerate(specs[:FINISHED]) for event in events_of(trial, 1 + number * 7)]
+    timed("store one event, fsync included", lambda: [store.record("agent", "host", event) for event in events], len(events))
+
+
+async def work(store: Store, specs: list[TrialSpec]) -> None:
+    """What a running controller does at its start and at each event."""
+    desk = Desk(store, RunSeries())
+    began_s = time.perf_counter()
+    await desk.load()
+    print(f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms")
+    board, hosts = desk.board, [f"host-{number}" for number in range(100)]
+    seen: dict[str, Trial] = {}
+    look(board.jobs["big"], seen)
+    timed("schedule after an event, 100 hosts", lambda: [next_starts(board.schedulable(), hosts, 1) for _ in range(5)], 5)
+    timed("tell one watcher of an event", lambda: [look(board.jobs["big"], seen) for _ in range(5)], 5)
+    timed("put an event on the board", lambda: [board.change(specs[-1].trial_id, Attempt(1)) for _ in range(1000)], 1000)
+    desk.close()
+
+
+def main() -> int:
+    """Run all in a temporary folder, which is removed."""
+    specs = [spec(number) for number in range(TRIALS)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "store.sqlite3")
+        store = Store.open(path)
+        fill(store, specs)
+        store.close()
+        timed("open the store", lambda: Store.open(path).close())
+        reader = Store.open(path, read_only=True)
+        jobs = StoredJobs(reader, Path(folder))
+        timed("fleetctl ls", lambda: asyncio.run(jobs.jobs()))
+        timed("fleetctl show", lambda: asyncio.run(jobs.job("big")))
+        timed("fleetctl compare: read the runs", lambda: reader.runs("big"))
+        reader.close()
+        store = Store.open(path)
+        asyncio.run(work(store, specs))
+        store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The controller's picture of its jobs: what it counts as it goes is what counting anew would give."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_controller.board import JobOnBoard, look, summary
+from fleet_controller.core.schedule import left_s
+from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.store.store import JobRow
+from fleet_protos.errors import ErrorKind
+from fleet_protos.trial import Outcome, Phase, TrialSpec
+
+ROW = JobRow("j", "j", "", "", 1, "simulated", 20.0, 60.0)
+NAMES = ("a", "b", "c")
+PHASES = st.sampled_from([Phase.QUEUED, Phase.MEASURING])
+ENDS = st.sampled_from([(Outcome.OK, ErrorKind.NONE), (Outcome.FAILED, ErrorKind.SERVER_OOM), (Outcome.FAILED, ErrorKind.LOAD_FAILED)])
+RUNNING = st.builds(Attempt, number=st.integers(1, 3), phase=PHASES)
+OVER = st.builds(
+    lambda number, end, ended: Attempt(number, "", Phase.OVER, *end, started_unix_ns=1, ended_unix_ns=ended),
+    st.integers(1, 3), ENDS, st.integers(2, 10**12),
+)  # fmt: skip
+STEPS = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(NAMES), st.one_of(RUNNING, OVER))), max_size=20)
+
+
+@given(STEPS)
+def test_counts_kept_as_trials_change_are_those_of_counting_anew(steps: list[tuple[str, Attempt] | None]) -> None:
+    """None: the job is cancelled."""
+    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name, host="h")) for name in NAMES])
+    for step in steps:
+        if step is None:
+            job.cancel()
+        else:
+            name, attempt = step
+            job.put(job.trials[name].changed(attempt))
+        trials = list(job.trials.values())
+        assert job.summary == summary(job.row, trials)
+        assert job.is_over is (job.summary.state in ("done", "failed", "cancelled"))
+        assert job.left_s == (0.0 if job.is_over else left_s(trials, ROW.planned_s))
+
+
+def test_a_look_shows_all_trials_first_and_then_those_that_changed() -> None:
+    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
+    seen: dict[str, Trial] = {}
+    assert [status.trial_id for status in look(job, seen).trials] == list(NAMES)
+    assert look(job, seen).trials == ()
+    job.put(job.trials["b"].changed(Attempt(1, phase=Phase.MEASURING)))
+    assert [(status.trial_id, status.phase) for status in look(job, seen).trials] == [("b", Phase.MEASURING)]
