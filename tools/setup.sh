@@ -3,6 +3,7 @@
 # Never touches anything outside the clone but the download caches of pip and uv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} # as pip does: behind a proxy with a certificate of its own, the system knows it
 set_name=${1:?usage: tools/setup.sh run|dev}
 new_enough='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
 
