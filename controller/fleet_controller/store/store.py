@@ -36,14 +36,6 @@ class JobRow:
     cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WantedArtifact:
-    """A file that an agent holds and that was not fetched yet."""
-
-    agent_id: str
-    artifact: Artifact
-
-
 class Store:
     """Jobs, trials, attempts, events, runs and artifacts. One writer; any number of readers."""
 
