@@ -13,6 +13,7 @@ from fleet_agent import evidence
 from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, run_gates
 from fleet_agent.engines.engine import Engine, Place
+from fleet_agent.engines.sglang.explain import kind_of
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.ports import Ports
@@ -102,9 +103,7 @@ class Errands:
 
     def _death(self, exit_code: int) -> ev.ServerFailed:
         failure_class, cause = self._engine.explain(self._log, exit_code)
-        kind = ErrorKind.SERVER_OOM if "oom" in failure_class else ErrorKind.SERVER_EXITED
-        if failure_class in ("spec_args_invalid", "argument_error", "model_not_found"):
-            kind = ErrorKind.CONFIG
+        kind = kind_of(failure_class)
         message = f"server exited with {exit_code}: {cause or 'its log names no cause'}"
         return ev.ServerFailed(kind, failure_class, message, exit_code, evidence.tail(self._log))
 

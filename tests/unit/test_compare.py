@@ -200,3 +200,18 @@ def test_two_jobs_meet_by_variant_name_and_are_not_paired() -> None:
 def test_simulated_and_real_are_never_compared(one: str, other: str) -> None:
     with pytest.raises(ConfigError, match="never compared"):
         compare_jobs((Conditions("a", one), launches("v", [1, 2])), (Conditions("b", other), launches("v", [1, 2])), 0.95, 0.02)
+
+
+def test_a_variant_whose_trials_all_failed_says_so_and_needs_no_more_launches() -> None:
+    conditions = Conditions(planned=(("base", "h1"), ("broken", "h1")), failures={("broken", "h1"): "short_output ×2"})
+    comparison = compare(launches("base", [80, 81]), "base", conditions=conditions)
+    row = row_of(comparison, "broken")
+    assert (row.verdict, row.needs) == (Verdict.INCONCLUSIVE, None)
+    assert row.reason == "no valid launch: broken failed (short_output ×2)"
+
+
+def test_a_baseline_whose_trials_all_failed_is_named_in_every_row() -> None:
+    conditions = Conditions(planned=(("base", "h1"), ("other", "h1")), failures={("base", "h1"): "oom_kv_cache ×3"})
+    comparison = compare(launches("other", [80, 81]), "base", conditions=conditions)
+    assert row_of(comparison, "other").reason == "no valid launch: base failed (oom_kv_cache ×3)"
+    assert row_of(comparison, "other").needs is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fleet_agent.engines.sglang import explain as explaining
 from fleet_agent.engines.sglang.explain import explain
+from fleet_protos.errors import ErrorKind
 
 CASES = [
     (
@@ -140,3 +142,22 @@ def test_a_token_is_not_repeated() -> None:
 
 def test_a_cause_is_never_longer_than_a_few_lines() -> None:
     assert len(explain("ValueError: Spec v2 " + "x" * 5000, 1)[1]) < 500
+
+
+def test_every_class_that_has_a_kind_of_its_own_is_in_the_table() -> None:
+    assert set(explaining._KINDS) <= {name for name, _ in explaining._TABLE}
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "kind"),
+    [
+        ("hf_auth", ErrorKind.CONFIG),
+        ("spec_draft_missing", ErrorKind.CONFIG),
+        ("oom_kv_cache", ErrorKind.SERVER_OOM),
+        ("port_in_use", ErrorKind.SERVER_LAUNCH),
+        ("scheduler_crashed", ErrorKind.SERVER_EXITED),
+        ("unknown", ErrorKind.SERVER_EXITED),
+    ],
+)
+def test_what_fails_again_is_not_tried_again(failure_class: str, kind: ErrorKind) -> None:
+    assert explaining.kind_of(failure_class) is kind

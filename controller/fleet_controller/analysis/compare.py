@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch
 from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
@@ -18,12 +18,16 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too."""
+    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too.
+
+    `failures` says why a pair has no launch and will have none, such as `short_output ×2`: more launches would not help it.
+    """
 
     job: str = ""
     engine: str = ""
     time_scale: float = 1.0
     planned: tuple[tuple[str, str], ...] = ()
+    failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class _Frame:
     engine: str
     minutes: float | None
     may_pair: bool
+    failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def compare(
@@ -96,7 +101,7 @@ def compare(
     Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out of range.
     """
     conditions = conditions or Conditions()
-    frame = _Frame(_question(confidence, margin), conditions.engine, minutes_per_launch(runs), may_pair=True)
+    frame = _Frame(_question(confidence, margin), conditions.engine, minutes_per_launch(runs), True, conditions.failures)
     variants = _first_seen([variant for variant, _ in conditions.planned], [stored.variant for stored in runs])
     if variants and baseline not in variants:
         raise ConfigError(f"baseline {baseline!r} is not a variant of this job", f"one of: {', '.join(variants)}")
@@ -109,7 +114,7 @@ def compare(
             if (variant, host, workload) in sides or (variant, host) in conditions.planned:
                 side = sides.get((variant, host, workload), _Side((), ()))
                 row = _row((variant, host, workload, metric), side, frame)
-                rows.append(row if variant == baseline else _judged(row, side, reference, frame))
+                rows.append(row if variant == baseline else _judged(row, side, reference, frame, baseline))
     return _comparison(conditions, baseline, frame.question, rows)
 
 
@@ -127,7 +132,7 @@ def compare_jobs(
             "compare two jobs that ran on the same kind of engine",
         )
     external = EXTERNAL if EXTERNAL in (old.engine, new.engine) else new.engine
-    frame = _Frame(_question(confidence, margin), external, minutes_per_launch(new_runs), may_pair=False)
+    frame = _Frame(_question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures)
     old_sides, new_sides = _sides(old_runs), _sides(new_runs)
     rows = []
     for host, workload, metric in _cells(new_runs, new):
@@ -183,25 +188,34 @@ def _row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
         ratio=1.0 if values else None,
         ratio_interval=None,
         verdict=None,
-        reason="" if values else "no valid launch",
+        reason="" if values else _failure(key[0], key[1], values, frame) or "no valid launch",
         needs=None,
         gates=gate_counts(side.runs),
         accept_length=mean(accepted) if accepted else None,
     )
 
 
-def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame) -> Row:
+def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame, baseline: str = "") -> Row:
     values, references = side.values(row.metric), reference.values(row.metric)
     ratio = mean(values) / mean(references) if values and references else None
     if frame.engine == EXTERNAL:
         reason = "an external server is not launched by us: no verdict about launches is possible"
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=reason)
+    failed = _failure(row.variant, row.host, values, frame) or _failure(baseline, row.host, references, frame)
+    if failed:
+        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
     estimate, method = _estimate(side, reference, row.metric, frame)
     if estimate is None:
         given = without_interval(values, references, frame.question, frame.minutes)
         return _answered(replace(row, ratio=ratio), given)
     given = answer(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
     return _answered(replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method), given)
+
+
+def _failure(variant: str, host: str, values: list[float], frame: _Frame) -> str:
+    """Why there is no launch and more would not help; empty when there is one, or when it is only early."""
+    why = frame.failures.get((variant, host), "")
+    return f"no valid launch: {variant} failed ({why})" if why and not values else ""
 
 
 def _answered(row: Row, given: Answer) -> Row:

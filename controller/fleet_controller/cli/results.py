@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from fleet_controller.analysis.compare import Comparison, Conditions, compare, compare_jobs
 from fleet_controller.cli.connect import connected
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_variants
-from fleet_controller.report.values import Controller, JobDetail, Results
+from fleet_controller.report.values import Controller, JobDetail, Results, TrialStatus
 from fleet_controller.spec.load import load_job
 from fleet_protos.errors import ConfigError
+from fleet_protos.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ async def _compared(arguments: argparse.Namespace) -> Comparison:
         detail = await controller.job(arguments.b)
     job = _job_of(after)
     confidence, margin = _question(job, asked(arguments))
-    conditions = replace(_conditions(after), planned=_planned(job, detail))
+    conditions = replace(_conditions(after), planned=_planned(job, detail), failures=_failures(detail))
     return compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
 
 
@@ -54,7 +56,7 @@ async def compare_job(controller: Controller, job_id: str, wanted: Asked) -> Com
     job = _job_of(results)
     baseline = wanted.baseline or next(variant.name for variant in make_variants(job) if variant.is_baseline)
     confidence, margin = _question(job, wanted)
-    conditions = replace(_conditions(results), planned=_planned(job, detail))
+    conditions = replace(_conditions(results), planned=_planned(job, detail), failures=_failures(detail))
     return compare(results.runs, baseline, confidence, margin, conditions)
 
 
@@ -63,6 +65,19 @@ def _planned(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
     trials = {(trial.variant, trial.host) for trial in detail.trials}
     hosts = sorted({host for _, host in trials})
     return tuple((variant.name, host) for host in hosts for variant in make_variants(job) if (variant.name, host) in trials)
+
+
+def _failures(detail: JobDetail) -> dict[tuple[str, str], str]:
+    """Why each (variant, host) whose trials all failed did so; one that may still start is not among them."""
+    ends: dict[tuple[str, str], list[TrialStatus]] = {}
+    for trial in detail.trials:
+        ends.setdefault((trial.variant, trial.host), []).append(trial)
+    return {pair: _classes(trials) for pair, trials in ends.items() if all(trial.outcome is Outcome.FAILED for trial in trials)}
+
+
+def _classes(trials: list[TrialStatus]) -> str:
+    counts = Counter(trial.failure_class or trial.kind.name.lower() for trial in trials)
+    return ", ".join(f"{failure_class} ×{count}" for failure_class, count in counts.most_common())
 
 
 def _job_of(results: Results) -> Job:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from fleet_protos.errors import ErrorKind
+
 # The first row that matches wins: a row is above those whose words also appear in its own case.
 # (failure class, words, where the words are from)
 _TABLE = (
@@ -47,6 +49,21 @@ _TABLE = (
     ("weight_load_incomplete", r"other ranks that didn't finish loading"),
     ("scheduler_crashed", r"crashed with exit code|Scheduler hit an exception|SIGQUIT received|Received sigquit"),
 )
+# What would fail again however often it is tried, and what ran out of memory; the rest ended for reasons that may pass.
+_KINDS = {
+    "spec_args_invalid": ErrorKind.CONFIG,
+    "argument_error": ErrorKind.CONFIG,
+    "spec_draft_missing": ErrorKind.CONFIG,
+    "hf_auth": ErrorKind.CONFIG,
+    "model_not_found": ErrorKind.CONFIG,
+    "p2p_unsupported": ErrorKind.CONFIG,
+    "oom_cuda_graph": ErrorKind.SERVER_OOM,
+    "oom_kv_cache": ErrorKind.SERVER_OOM,
+    "cuda_oom": ErrorKind.SERVER_OOM,
+    "host_oom_kill": ErrorKind.SERVER_OOM,
+    "port_in_use": ErrorKind.SERVER_LAUNCH,
+    "dist_port_in_use": ErrorKind.SERVER_LAUNCH,
+}
 _RULES = tuple((name, re.compile(words)) for name, words in _TABLE)
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 _TOKEN = re.compile(r"hf_\w{8,}")
@@ -64,6 +81,11 @@ def explain(log: str, exit_code: int) -> tuple[str, str]:
     if exit_code == -9:
         return "killed", "the server got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg"
     return "unknown", _line(_last_exception(lines))
+
+
+def kind_of(failure_class: str) -> ErrorKind:
+    """What to do next about a server that ended so."""
+    return _KINDS.get(failure_class, ErrorKind.SERVER_EXITED)
 
 
 def _last_exception(lines: list[str]) -> str:
