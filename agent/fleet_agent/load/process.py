@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 
 from fleet_agent.load import messages
 from fleet_agent.load.messages import LoadReply, LoadRequest
-from fleet_agent.load.ray_session import temporary_folder
+from fleet_agent.load.temporary import temporary_folder
 from fleet_agent.processes import boot_id, processes_of_session, read_stat
 from fleet_protos.errors import LoadFailed
 

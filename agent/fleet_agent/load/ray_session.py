@@ -7,15 +7,15 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from fleet_agent.load.temporary import temporary_folder
+
 CORES: Final = 2  # workers for shards
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
-_SOCKET_ROOM: Final = 30  # a Unix socket's path has 107 bytes, Ray's own names take up to 77 of them
 
 # All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's own switch for "this node is
 # 127.0.0.1 and listens there only"; `_node_ip_address="127.0.0.1"` alone is turned into the host's address (seen in 2.60).
@@ -63,14 +63,6 @@ class RaySession:
             self._ray = None
         if self.temporary:
             shutil.rmtree(self.temporary, ignore_errors=True)
-
-
-def temporary_folder() -> str:
-    """Make a folder whose path leaves room for Ray's sockets. Raises OSError when there is no place for one."""
-    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if len(folder) <= _SOCKET_ROOM and os.access(folder, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix="bf-", dir=folder)
-    raise OSError("no writable folder with a short path for Ray's sockets: set TMPDIR to one of at most 30 characters")
 
 
 async def wait_for_end_of_ray() -> str:
