@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -124,6 +125,12 @@ async def test_nothing_of_ray_listens_beyond_this_machine(load: LoadProcess) -> 
         if connection.status == psutil.CONN_LISTEN
     }
     assert addresses == {"127.0.0.1"}
+
+
+async def test_other_users_of_the_machine_cannot_reach_rays_sockets(load: LoadProcess) -> None:
+    assert load.recorded is not None
+    assert stat.S_IMODE(os.stat(load.recorded.temporary).st_mode) == 0o700
+    assert os.listdir(load.recorded.temporary) == ["r"]
 
 
 async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:

@@ -45,12 +45,12 @@ class RaySession:
         os.umask(0o077)
         os.environ.update(SETTINGS)
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        self.temporary = self.temporary or temporary_folder()
+        self.temporary = self.temporary or temporary_folder()  # ours alone; Ray opens the folder in it to everybody
         import ray  # here, because it reads its settings from the environment when imported
 
         ray.init(
             address="local", num_cpus=CORES, num_gpus=0, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
-            log_to_driver=False, logging_level=logging.WARNING, _temp_dir=self.temporary, _node_ip_address="127.0.0.1",
+            log_to_driver=False, logging_level=logging.WARNING, _temp_dir=os.path.join(self.temporary, "r"), _node_ip_address="127.0.0.1",
         )  # fmt: skip
         self._ray = ray
         self.started_s = time.monotonic() - began

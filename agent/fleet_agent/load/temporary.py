@@ -6,7 +6,7 @@ import os
 import tempfile
 from typing import Final
 
-_SOCKET_ROOM: Final = 30  # a Unix socket's path has 107 bytes, Ray's own names take up to 77 of them
+_SOCKET_ROOM: Final = 28  # a Unix socket's path has 107 bytes, ours and Ray's own names take up to 79 of them
 
 
 def temporary_folder() -> str:
@@ -14,4 +14,4 @@ def temporary_folder() -> str:
     for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if len(folder) <= _SOCKET_ROOM and os.access(folder, os.W_OK | os.X_OK):
             return tempfile.mkdtemp(prefix="bf-", dir=folder)
-    raise OSError("no writable folder with a short path for Ray's sockets: set TMPDIR to one of at most 30 characters")
+    raise OSError("no writable folder with a short path for Ray's sockets: set TMPDIR to one of at most 28 characters")
