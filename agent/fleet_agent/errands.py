@@ -52,6 +52,7 @@ class Errands:
         self._session: RecordedSession | None = None
         self._launched_at_s = 0.0
         self._stopping = False
+        self._is_sglang = spec.engine.kind is not EngineKind.EXTERNAL  # of an external server its proof tells
         self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
         self._settled = asyncio.Event()
         self._settled.set()
@@ -111,25 +112,39 @@ class Errands:
 
     async def await_ready(self, deadline_s: float) -> ev.Body:
         """ServerReady once it is healthy, itself and has completed a request, else ServerFailed at the deadline (monotonic seconds)."""
-        missing, pause_s = "nothing answered yet", _FIRST_LOOK_S
+        missing, pause_s, looked_at_s = "nothing answered yet", _FIRST_LOOK_S, 0.0
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 while True:
-                    async with asyncio.timeout(_LOOK_LIMIT_S):
-                        missing = await self._engine.ready(self._spec, self._url)
+                    looked_at_s = time.monotonic()
+                    missing = await self._look()
                     if not missing:
                         return ev.ServerReady(time.monotonic() - self._launched_at_s if self._launched_at_s else 0.0)
+                    looked_at_s = 0.0
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.3, _LAST_LOOK_S)
         except ServerFailed as error:
             return self._failed(error)
         except TimeoutError:
+            if looked_at_s and time.monotonic() - looked_at_s > 1:  # the look before it tells what was, not what is
+                missing = self._silent(time.monotonic() - looked_at_s)
             return ev.ServerFailed(
                 ErrorKind.SERVER_UNHEALTHY,
                 "not_ready",
                 f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
                 log_tail=evidence.tail(self._log),
             )
+
+    async def _look(self) -> str:
+        """What is missing, empty when nothing is; a look that takes too long is one of many, not the end."""
+        try:
+            async with asyncio.timeout(_LOOK_LIMIT_S):
+                return await self._engine.ready(self._spec, self._url)
+        except TimeoutError:
+            return self._silent(_LOOK_LIMIT_S)
+
+    def _silent(self, seconds: float) -> str:
+        return f"{self._url} has not answered for {seconds:.0f} s"
 
     async def prove(self) -> ev.Body:
         """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped answering."""
@@ -141,6 +156,7 @@ class Errands:
         except TimeoutError:
             return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self._url} did not show its configuration in time")
         self._flags = tuple(gate for gate in proof.gates if gate.effect is GateEffect.FLAG)
+        self._is_sglang = self._is_sglang or "sglang" in proof.versions
         return replace(proof, fingerprint=dict(self._tools.fingerprint))
 
     def _failed(self, error: ServerFailed) -> ev.ServerFailed:
@@ -191,7 +207,8 @@ class Errands:
             workload=workload,
             seed=spec.measure.seed,
             run_index=index,
-            sglang=spec.engine.kind != EngineKind.EXTERNAL,
+            sglang=self._is_sglang,
+            flush=spec.engine.kind is not EngineKind.EXTERNAL,
             model=spec.engine.model_path,
             time_scale=self._time_scale,
             speculation=bool(spec.engine.args.get("speculative_algorithm")),

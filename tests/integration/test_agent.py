@@ -201,6 +201,8 @@ def test_a_server_that_hangs_gives_no_number(line: Line) -> None:
     spec = trial(hang=True, timeout_s=0.5)
     events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=2.0)))
     assert over(events).outcome is Outcome.FAILED
+    assert "has not answered for" in over(events).message  # it is there: "nothing answers" would send the user to the wrong place
+    assert "ConnectionRefused" not in over(events).message
     assert bodies(events, ev.RunFinished) == []
     assert_server_gone(events)
 
@@ -282,6 +284,17 @@ def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_sa
     for body in bodies(events, ev.RunFinished):
         assert body.run.time_scale == 1.0
         assert "simulated_server" in [gate.code for gate in body.run.gates]
+
+
+def test_an_external_sglang_is_held_to_the_length_and_its_cache_is_not_emptied(line: Line, tmp_path: Path) -> None:
+    with simulated_server(tmp_path, "--model-path", "sim/model", knobs={"time_scale": 200.0}) as server:
+        spec = trial()
+        engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0)
+        workload = replace(spec.workloads[0], output_tokens=900)  # left to itself this server ends before 800
+        events = line.see(replace(spec, engine=engine, workloads=(workload,)))
+        asked = server.log.read_text()
+    assert over(events).outcome is Outcome.OK
+    assert "/flush_cache" not in asked
 
 
 def test_an_engine_that_this_host_lacks_is_refused(line: Line) -> None:

@@ -75,6 +75,28 @@ async def test_a_server_that_refuses_the_request_itself_ends_the_waiting() -> No
     assert refused.value.kind is ErrorKind.CONFIG
 
 
+async def test_an_sglang_that_serves_another_model_is_not_measured(tmp_path: Path) -> None:
+    with simulated_server(tmp_path) as running:  # it answers for any model name, as SGLang does
+        spec = at(running.url, "other/model")
+        with pytest.raises(ServerFailed, match=r"serves demo/model.*other/model") as refused:
+            await ENGINE.prove(spec, running.url, LOG)
+    assert (refused.value.kind, refused.value.failure_class) == (ErrorKind.CONFIG, "wrong_identity")
+
+
+async def test_a_server_may_be_called_by_the_name_that_it_serves_its_model_under(tmp_path: Path) -> None:
+    with simulated_server(tmp_path, "--served-model-name", "short-name") as running:
+        assert (await ENGINE.prove(at(running.url, "short-name"), running.url, LOG)).versions
+
+
+async def test_an_answer_that_is_none_is_told_apart_from_no_answer() -> None:
+    page = b"<html>hello</html>"
+    html = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(page) + page, "close"]
+    async with scripted_server(html) as server:
+        missing = await ENGINE.ready(at(server.url), server.url)
+    assert "what answers" in missing
+    assert "is not the API" in missing
+
+
 async def test_a_server_that_has_gone_cannot_prove_anything() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServerFailed):

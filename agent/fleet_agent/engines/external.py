@@ -35,7 +35,9 @@ class ExternalEngine:
             status, content = await exchange(url, "/v1/chat/completions", body)
             if status == 200:
                 return "" if as_object(content).get("choices") else "a completion of 2 tokens has no choice in it"
-        except (OSError, EOFError, ValueError) as error:
+        except ValueError:
+            return f"what answers at {url} is not the API of a server: its answer cannot be read"
+        except (OSError, EOFError) as error:
             return f"nothing answers at {url} yet ({type(error).__name__})"
         if 400 <= status < 500 and status not in _NOT_NOW:
             said = content[:300].decode(errors="replace")
@@ -43,12 +45,13 @@ class ExternalEngine:
         return f"a completion of 2 tokens answers {status}"
 
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
-        """/server_info when it is an SGLang, else its model list. Raises ServerFailed when it shows neither."""
+        """/server_info when it is an SGLang, else its model list. Raises ServerFailed when it shows neither, or serves another model."""
         for path in ("/server_info", "/get_server_info", "/v1/models"):
             try:
                 status, content = await exchange(url, path)
                 if status == 200:
                     shown = as_object(content)
+                    _check_identity(spec, url, shown)
                     return ConfigurationProved(effective_args=effective.effective(shown), versions=_versions(shown), gates=_gates(shown))
             except (OSError, EOFError, ValueError):
                 continue
@@ -57,6 +60,14 @@ class ExternalEngine:
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
         """Its log is not ours to read."""
         return "unknown", ""
+
+
+def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None:
+    """An SGLang answers for whatever model a request names; other servers refuse a name that is not theirs."""
+    names = [str(shown[key]) for key in ("served_model_name", "model_path") if shown.get(key)]
+    if names and spec.engine.model_path not in names:
+        message = f"{url} serves {names[0]}, and the job names {spec.engine.model_path}: write the former as model.path, or another url"
+        raise ServerFailed(ErrorKind.CONFIG, "wrong_identity", message)
 
 
 def _gates(shown: dict[str, object]) -> tuple[Gate, ...]:

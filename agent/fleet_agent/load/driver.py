@@ -78,7 +78,7 @@ class Driver:
         target = Target(request.url.rstrip("/"), request.model, request.sglang, request.token)
         if warm or target.url not in self.templates:
             self.templates[target.url] = await template_tokens(target, workload.api or "chat", workload.request_timeout_s)
-        flushed = not warm and request.sglang and await flush(target)
+        flushed = not warm and request.sglang and request.flush and await flush(target)
         plans = plan_shards(request, target, warm=warm, cancel_path=str(self.cancel_path(number)))
         results = await self.run_shards(number, plans)
         if any(result.cancelled for result in results):

@@ -23,7 +23,8 @@ class LoadRequest:
     seed: int = 1
     run_index: int = 0
     requests: int = 0  # of a warm-up; 0: chosen here
-    sglang: bool = True  # the server understands SGLang's own fields and /flush_cache
+    sglang: bool = True  # the server understands SGLang's own fields
+    flush: bool = True  # its prefix cache may be emptied before a run, where it is an SGLang; not that of somebody else's server
     model: str = ""
     token: str = ""
     time_scale: float = 1.0

@@ -1,0 +1,49 @@
+"""Promises of a trial's errands that no real server can be made to show in time: how looks at a server add up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fleet_agent.engines.engine import LaunchCommand, Place
+from fleet_agent.errands import Errands, Tools
+from fleet_agent.load.process import LoadProcess
+from fleet_agent.ports import Ports
+from fleet_agent.supervisor import Supervisor
+from fleet_protos import events as ev
+from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+
+
+class SlowAtFirst:
+    """An engine whose first look takes longer than a look may, as that of a server that compiles at its first request."""
+
+    launches = False
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+        raise AssertionError("nothing is launched")
+
+    def url(self, spec: TrialSpec, place: Place) -> str:
+        return "http://here"
+
+    async def ready(self, spec: TrialSpec, url: str) -> str:
+        self.looks += 1
+        if self.looks == 1:
+            raise TimeoutError
+        return ""
+
+    async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ev.ConfigurationProved:
+        return ev.ConfigurationProved()
+
+    def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
+        return "unknown", ""
+
+
+async def test_one_look_that_takes_too_long_is_not_the_end_of_the_waiting(tmp_path: Path) -> None:
+    engine = SlowAtFirst()
+    spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, "m", url="http://here", ready_timeout_s=60.0))
+    tools = Tools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine}, {})
+    told = await Errands(spec, tools, (), tmp_path).await_ready(time.monotonic() + 60.0)
+    assert (type(told), engine.looks) == (ev.ServerReady, 2)
