@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import http.client
 import re
 import urllib.request
 from pathlib import Path
@@ -63,7 +64,7 @@ async def scrape(url: str, target: Path) -> None:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as answer:
             target.write_bytes(answer.read(_SCRAPE_LIMIT_BYTES))
 
-    with contextlib.suppress(OSError, ValueError):  # URLError and a truncated answer are among them
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # URLError is an OSError; the last: no HTTP, cut off
         await asyncio.to_thread(fetch)
 
 

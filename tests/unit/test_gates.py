@@ -34,6 +34,12 @@ def test_a_good_run_trips_nothing(workload: Workload) -> None:
     assert gates(workload) == ()
 
 
+def test_requests_that_failed_are_not_blamed_on_the_client() -> None:
+    refused = gates(**NONE_OK, requests_failed=8, error_kinds={"connect": 8}, achieved_concurrency=0.0)
+    assert [gate.code for gate in refused] == ["requests_failed"]
+    assert [gate.code for gate in gates(requests_failed=1, achieved_concurrency=4.0)] == ["requests_failed"]
+
+
 TRIPS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"requests_failed": 3, "error_kinds": {"http_503": 2, "timeout": 1}}, "requests_failed",

@@ -113,7 +113,8 @@ def _speculation(facts: RunFacts) -> Iterator[Gate]:
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
     """One gate, however many ways the client was the limit: the worst effect, all reasons."""
-    limits = [*_concurrency_limit(facts, workload, measure), *_dispatch_limit(facts, workload)]
+    all_answered = facts.requests_ok and not facts.requests_failed  # one that failed, which voids the run, leaves its slot early
+    limits = [*(_concurrency_limit(facts, workload, measure) if all_answered else ()), *_dispatch_limit(facts, workload)]
     if not facts.loop_lag_p99_s <= LOOP_LAG_FLAG_S:
         limits.append((GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)"))
     if limits:
