@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import http.client
+import logging
 import re
 import urllib.request
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial import Artifact
 
+_log = logging.getLogger(__name__)
 _TAIL_BYTES = 4096
 _SCRAPE_LIMIT_BYTES = 4 << 20
 _SCRAPE_TIMEOUT_S = 5.0
@@ -50,11 +52,22 @@ def gather(folder: Path, root: Path) -> tuple[Artifact, ...]:
     log = folder / "server.log"
     if log.is_file():
         frozen = folder / "server-log.txt"
-        frozen.write_bytes(log.read_bytes())  # the server may still write to its log while it is being fetched
-        found.append(artifact(frozen, root))
+        if _kept(frozen, log.read_bytes()):  # a copy: the server may still write to its log while it is being fetched
+            found.append(artifact(frozen, root))
     if (folder / "metrics.txt").is_file():
         found.append(artifact(folder / "metrics.txt", root))
     return tuple(found)
+
+
+def _kept(path: Path, content: bytes) -> bool:
+    """Write a file whole or not at all: what was measured counts without it. False, and told in the agent's log, when the disk is full."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        _log.warning("%s is not kept: %s", path, error.strerror)
+        path.unlink(missing_ok=True)
+        return False
+    return True
 
 
 async def scrape(url: str, target: Path) -> None:
@@ -62,7 +75,7 @@ async def scrape(url: str, target: Path) -> None:
 
     def fetch() -> None:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as answer:
-            target.write_bytes(answer.read(_SCRAPE_LIMIT_BYTES))
+            _kept(target, answer.read(_SCRAPE_LIMIT_BYTES))
 
     with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # URLError is an OSError; the last: no HTTP, cut off
         await asyncio.to_thread(fetch)

@@ -67,6 +67,7 @@ def _log_to_file(home: Places) -> None:
         file = logging.FileHandler(home.controller_log, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot use the state folder {home.state}: {error.strerror}", "choose another by --state DIR") from error
+    logging.raiseExceptions = False  # a log that cannot be written, on a full disk, must not fill the terminal instead
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[file], force=True)
 
 

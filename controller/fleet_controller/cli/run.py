@@ -15,6 +15,7 @@ from fleet_controller.cli.interrupts import Interrupts
 from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.machine import Here, here, local_agent, machine
 from fleet_controller.cli.places import Places
+from fleet_controller.cli.trouble import tell_trouble
 from fleet_controller.cli.watch import Ending, ending, follow, print_ending
 from fleet_controller.embedded import LocalAgent
 from fleet_controller.report.values import Controller
@@ -88,9 +89,13 @@ async def _measured(begin: Begin, controller: Controller, interrupts: Interrupts
         if not other.is_over and other.job_id != job_id:
             shown.say(f"job {other.job_id} is unfinished too and goes on as well; fleetctl cancel {other.job_id} ends it")
     async with asyncio.TaskGroup() as tasks:
-        canceller = tasks.create_task(_cancel_when_asked(controller, job_id, interrupts, shown))
+        beside = [
+            tasks.create_task(_cancel_when_asked(controller, job_id, interrupts, shown)),
+            tasks.create_task(tell_trouble(controller, shown.say)),
+        ]
         await follow(controller, job_id, shown)
-        canceller.cancel()
+        for task in beside:
+            task.cancel()
     return await ending(controller, job_id)
 
 

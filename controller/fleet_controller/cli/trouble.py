@@ -1,0 +1,27 @@
+"""Owns telling what stands between a controller and its hosts while a job is followed. Mends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fleet_controller.report.values import Controller
+
+_LOOK_S = 1.0
+
+
+async def tell_trouble(controller: Controller, say: Callable[[str], None], look_s: float = _LOOK_S) -> None:
+    """For ever, every `look_s` seconds: say once what two looks on end see of a host.
+
+    What passes sooner mends itself, as an agent's restart does.
+    """
+    before: dict[str, str] = {}
+    told: dict[str, str] = {}
+    while True:
+        now = {host.host: host.message for host in await controller.hosts() if host.message}
+        for host, message in now.items():
+            if before.get(host) == message and told.get(host) != message:
+                told[host] = message
+                say(f"host {host}: {message}; the job waits for it")
+        before = now
+        await asyncio.sleep(look_s)
