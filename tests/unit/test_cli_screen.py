@@ -90,6 +90,17 @@ def test_inconclusive_rows_say_what_they_need() -> None:
     assert "INCONCLUSIVE: the interval holds no difference and reaches beyond ±2 %" in text
 
 
+def test_a_reason_says_which_metric_it_is_about_when_they_differ() -> None:
+    values = (("a", ((100, 5.0), (101, 5.6), (99, 4.7))), ("b", ((104, 5.1), (99, 5.3), (101, 4.9))))
+    runs = [
+        StoredRun(f"{v}{block}", 1, v, "h", block, Outcome.OK, RunResult("w", metrics={"output_tok_s": rate, "tpot_s_mean": time}))
+        for v, launches in values
+        for block, (rate, time) in enumerate(launches, start=1)
+    ]
+    told = [line for line in comparison_text(compare(runs, "a"), None, False).splitlines() if line.startswith("INCONCLUSIVE")]
+    assert [line.rpartition("(")[2] for line in told] == ["b w on h, throughput)", "b w on h, time per token)"]
+
+
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
 def test_layouts_hold_every_cell_whole(rows: list[tuple[str, str]]) -> None:
     table = Table(("one", "two"), tuple(rows), frozenset({"two"}))

@@ -42,6 +42,15 @@ def with_gate(stored: StoredRun, effect: GateEffect) -> StoredRun:
     return replace(stored, run=replace(stored.run, gates=(Gate("short_output", effect, "3 of 8 ended early"),)))
 
 
+def test_workloads_come_in_the_order_of_the_job_and_one_that_no_run_reached_has_its_rows() -> None:
+    runs = [replace(stored, run=replace(stored.run, workload=name)) for name in ("busy", "single") for stored in launches("base", [80, 81])]
+    conditions = Conditions("job", planned=(("base", "h1"),), workloads=("single", "busy", "never"))
+    rows = compare(runs, "base", conditions=conditions).rows
+    assert [row.workload for row in rows] == ["single", "single", "busy", "busy", "never", "never"]
+    assert [row.mean for row in rows if row.workload == "never"] == [None, None]
+    assert compare([], "base", conditions=conditions).rows == ()
+
+
 def test_published_speculation_against_its_single_baseline_launch_is_inconclusive() -> None:
     row = row_of(compare(launches("tuned", [88.8]) + launches("eagle3", EAGLE3_TUNED), "tuned"), "eagle3")
     assert row.verdict == Verdict.INCONCLUSIVE

@@ -18,7 +18,8 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too.
+    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too;
+    `workloads` those of the job, in its order.
 
     `failures` says why a pair has no launch and will have none, such as `short_output ×2`: more launches would not help it.
     """
@@ -27,6 +28,7 @@ class Conditions:
     engine: str = ""
     time_scale: float = 1.0
     planned: tuple[tuple[str, str], ...] = ()
+    workloads: tuple[str, ...] = ()
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -169,7 +171,7 @@ METRICS_ALL = tuple(HIGHER_IS_BETTER)
 
 def _cells(runs: Sequence[StoredRun], conditions: Conditions) -> list[tuple[str, str, str]]:
     hosts = _first_seen([host for _, host in conditions.planned], [stored.host for stored in runs])
-    workloads = _first_seen([stored.run.workload for stored in runs])
+    workloads = _first_seen(conditions.workloads if runs else (), [stored.run.workload for stored in runs])
     measured = {metric for stored in runs for metric in stored.run.metrics}
     metrics = [metric for metric in METRICS if metric in measured] or sorted(measured & set(METRICS_ALL))
     return [(host, workload, metric) for host in hosts for workload in workloads for metric in metrics]

@@ -46,7 +46,7 @@ async def _compared(arguments: argparse.Namespace) -> Comparison:
         detail = await controller.job(arguments.b)
     job = _job_of(after)
     confidence, margin = _question(job, asked(arguments))
-    conditions = replace(_conditions(after), planned=_planned(job, detail), failures=_failures(detail))
+    conditions = _planned_conditions(after, job, detail)
     return compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
 
 
@@ -56,7 +56,7 @@ async def compare_job(controller: Controller, job_id: str, wanted: Asked) -> Com
     job = _job_of(results)
     baseline = wanted.baseline or next(variant.name for variant in make_variants(job) if variant.is_baseline)
     confidence, margin = _question(job, wanted)
-    conditions = replace(_conditions(results), planned=_planned(job, detail), failures=_failures(detail))
+    conditions = _planned_conditions(results, job, detail)
     return compare(results.runs, baseline, confidence, margin, conditions)
 
 
@@ -87,6 +87,11 @@ def _job_of(results: Results) -> Job:
 def _question(job: Job, wanted: Asked) -> tuple[float, float]:
     confidence = job.measure.confidence if wanted.confidence is None else wanted.confidence
     return confidence, job.margin if wanted.margin is None else wanted.margin
+
+
+def _planned_conditions(results: Results, job: Job, detail: JobDetail) -> Conditions:
+    workloads = tuple(workload.name for workload in job.workloads)
+    return replace(_conditions(results), planned=_planned(job, detail), workloads=workloads, failures=_failures(detail))
 
 
 def _conditions(results: Results) -> Conditions:

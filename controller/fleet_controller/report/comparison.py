@@ -109,12 +109,14 @@ def heading_of(comparison: Comparison) -> str:
 def remarks_of(comparison: Comparison) -> list[str]:
     """What the table cannot hold: notes, why a row is INCONCLUSIVE, and each gate with its count."""
     reasons: dict[str, dict[str, int]] = {}
+    several = {(_place(row), _reason(row)) for row in comparison.rows}
     gates: dict[str, dict[str, int]] = {}
     messages: dict[str, str] = {}  # the first of each gate: they differ in their figures
     for row in comparison.rows:
         place = _place(row)
         if row.verdict == Verdict.INCONCLUSIVE or row.mean is None:
-            reasons.setdefault(f"{row.verdict or 'baseline'}: {_why(row)}", {})[place] = 0
+            differs = len([reason for at, reason in several if at == place]) > 1  # the metrics of one place have reasons of their own
+            reasons.setdefault(_reason(row), {})[f"{place}, {words_of(row.metric)[0]}" if differs else place] = 0
         for gate in row.gates:
             message = messages.setdefault(gate.code, f"gate {gate.code}: {gate.message}")
             gates.setdefault(message, {})[place] = gate.count  # once: a row's metrics share its runs
@@ -125,6 +127,10 @@ def remarks_of(comparison: Comparison) -> list[str]:
 
 def _place(row: Row) -> str:
     return " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
+
+
+def _reason(row: Row) -> str:
+    return f"{row.verdict or 'baseline'}: {_why(row)}"
 
 
 def _why(row: Row) -> str:
