@@ -183,3 +183,25 @@ def test_no_controller_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "does not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_output_that_is_closed_or_full_is_no_bug_of_ours(numbers: Path, tmp_path: Path) -> None:
+    words = [*FLEETCTL, "compare", "--csv", str(numbers)]
+    env = {"PATH": os.environ["PATH"], "BENCHFLEET_STATE": str(tmp_path / "state")}
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], env=env, stderr=subprocess.PIPE, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    full = subprocess.run(["sh", "-c", '"$@" >/dev/full', "sh", *words], env=env, stderr=subprocess.PIPE, text=True, check=False)
+    assert full.returncode == 2
+    assert full.stderr.startswith("error: the result cannot be written: No space left on device\n")
+    assert not (tmp_path / "state" / "bugs").exists()
+
+
+def test_a_plan_of_ten_thousand_trials_is_shown_at_once(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "apiVersion: benchfleet/v1\nkind: Job\nname: many\nmodel: {path: m}\nengine: {kind: simulated, args: {tp_size: 8}}\n"
+        "workloads: {single: {concurrency: 1, output_tokens: 20}}\nmeasure: {launches: 10000}\n"
+    )
+    started = time.monotonic()
+    shown = fleetctl("plan", str(tmp_path / "job.yaml"), state=tmp_path)
+    assert shown.stdout.count("block ") == 10_000
+    assert time.monotonic() - started < 5

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fleet_protos.errors import ConfigError
+
 _STYLES = {
     "FASTER": "1;32", "SLOWER": "1;31", "EQUIVALENT": "36", "INCONCLUSIVE": "33", "error": "1;31", "warning": "33", "info": "36",
     "done": "32", "failed": "31", "cancelled": "33", "running": "36", "ok": "32",
@@ -27,13 +29,18 @@ class Console:
 
     def lines(self, lines: Iterable[str]) -> None:
         """Results, one line each, to standard output."""
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+        self.text("".join(f"{line}\n" for line in lines))
 
     def text(self, text: str) -> None:
         """A result that brings its own line ends."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again, and complains, as it ends
+            raise ConfigError(f"the result cannot be written: {error.strerror}", "write it to a place that has room") from error
 
     def json(self, value: Any) -> None:
         """A result as JSON; numbers that JSON cannot hold raise ValueError."""

@@ -17,6 +17,7 @@ from fleet_protos.errors import Bug, ExitCode, FleetError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the result is the exit code. Raises SystemExit only for --help and wrong options (2)."""
     arguments = parser().parse_args(argv)
+    _open_what_is_closed()
     out = console(arguments.debug)
     try:
         # Only the module of the command asked for is imported: `fleetctl --help` must not wait for SciPy.
@@ -33,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell_error(error, out)
     except Exception as error:  # noqa: BLE001 -- the top: whatever arrives here is a bug, told as one
         return _tell_bug(error, arguments, out)
+
+
+def _open_what_is_closed() -> None:
+    """A parent may have closed our output (`>&-`): then it goes nowhere."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- for as long as the process lives
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _tell_error(error: FleetError, out: Console) -> int:

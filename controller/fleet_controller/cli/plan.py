@@ -46,11 +46,10 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
     )
     console.text(table_text(_variants(plan), console.width, console.colour))
     console.lines([""])
-    for host in plan.hosts:
-        for block in range(1, plan.blocks + 1):
-            order = [f"v{trial.variant.index}" for trial in plan.trials if (trial.host, trial.block) == (host, block)]
-            if order:
-                console.lines([f"{host}  block {block}: {' '.join(order)}"])
+    orders: dict[tuple[str, int], list[str]] = {}
+    for trial in plan.trials:
+        orders.setdefault((trial.host, trial.block), []).append(f"v{trial.variant.index}")
+    console.lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
 
 
 def _variants(plan: Plan) -> Table:

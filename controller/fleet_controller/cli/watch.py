@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from dataclasses import dataclass
 
-from fleet_controller.analysis.compare import Comparison
+from fleet_controller.analysis.compare import EXTERNAL, Comparison
 from fleet_controller.cli.compare import print_comparison
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
@@ -87,7 +87,7 @@ def print_ending(end: Ending, as_json: bool, console: Console) -> int:
     job, failed = end.detail.job, [trial for trial in end.detail.trials if trial.outcome == Outcome.FAILED]
     print_comparison(end.comparison, as_json, console)
     console.tell(*(f"{trial.trial_id} ({trial.variant}) attempt {trial.attempt}: {ending_text(trial)}" for trial in failed))
-    if failed:
+    if failed and job.engine != EXTERNAL:
         console.tell(f"fleetctl logs {failed[0].trial_id} shows that server's log")
     if not job.is_over:
         console.tell(f"job {job.job_id} is unfinished, and no controller runs: fleetctl resume {job.job_id} goes on with it")
