@@ -205,3 +205,15 @@ def test_a_plan_of_ten_thousand_trials_is_shown_at_once(tmp_path: Path) -> None:
     shown = fleetctl("plan", str(tmp_path / "job.yaml"), state=tmp_path)
     assert shown.stdout.count("block ") == 10_000
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("lacks", "command", "extra"), [("pydantic", "lint", "controller"), ("uvloop", "run", "agent")])
+def test_an_installation_without_an_extra_says_which_one_to_install(tmp_path: Path, lacks: str, command: str, extra: str) -> None:
+    assert fleetctl("init", str(tmp_path), state=tmp_path).returncode == 0
+    arguments = [command, str(tmp_path / "job.yaml")]
+    program = f"import sys; sys.modules[{lacks!r}] = None; from fleet_controller.cli.main import main; sys.exit(main({arguments!r}))"
+    env = {"PATH": os.environ["PATH"], "BENCHFLEET_STATE": str(tmp_path / "state")}
+    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 2
+    assert f"error: this installation lacks {lacks}\n  install benchfleet[{extra}]" in told.stderr
+    assert not (tmp_path / "state" / "agent").exists()

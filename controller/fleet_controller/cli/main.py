@@ -11,6 +11,7 @@ from importlib import import_module
 
 from fleet_controller.cli.arguments import parser
 from fleet_controller.cli.console import Console, console
+from fleet_controller.cli.extras import lacking
 from fleet_protos.errors import Bug, ExitCode, FleetError
 
 
@@ -28,18 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         out.tell("interrupted")
         return ExitCode.ANSWER_IS_BAD
-    except Bug as error:
-        return _tell_bug(error, arguments, out)
-    except FleetError as error:
-        return _tell_error(error, out)
-    except Exception as error:  # noqa: BLE001 -- the top: whatever arrives here is a bug, told as one
-        return _tell_bug(error, arguments, out)
+    except Exception as error:  # noqa: BLE001 -- the top: whatever arrives here and is no FleetError is a bug, told as one
+        return _told(error, arguments, out)
 
 
 def _open_what_is_closed() -> None:
     """A parent may have closed our output (`>&-`): then it goes nowhere."""
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- for as long as the process lives
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _told(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("fleet_"):
+        error = lacking(error.name, "controller")
+    if isinstance(error, FleetError) and not isinstance(error, Bug):
+        return _tell_error(error, out)
+    return _tell_bug(error, arguments, out)
 
 
 def _tell_error(error: FleetError, out: Console) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from fleet_controller.cli.connect import stored
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.display import Display, progress_display
+from fleet_controller.cli.extras import need_the_agent
 from fleet_controller.cli.input import load
 from fleet_controller.cli.interrupts import Interrupts
 from fleet_controller.cli.lint import finding_lines
@@ -29,6 +30,7 @@ Begin = Callable[[Controller], Awaitable[str]]
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One of the three, by name."""
+    need_the_agent()
     return asyncio.run({"run": _run, "resume": _resume, "up": _up}[arguments.command](arguments, console))
 
 
