@@ -8,10 +8,11 @@ import logging
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from fleet_protos import __version__
-from fleet_protos.errors import ExitCode, FleetError
+from fleet_protos.errors import ConfigError, ExitCode, FleetError
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,19 @@ def main() -> int:
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
+        _need_the_extra()
         asyncio.run(_serve(options))
     except FleetError as error:
         print(f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
         return error.exit_code
     return ExitCode.DONE
+
+
+def _need_the_extra() -> None:
+    """Raises ConfigError for what only the load needs, before a server is launched that nothing could load."""
+    missing = next((module for module in ("ray", "pyarrow", "uvloop") if find_spec(module) is None), None)
+    if missing:
+        raise ConfigError(f"this installation lacks {missing}", "install benchfleet[agent]")
 
 
 async def _serve(options: argparse.Namespace) -> None:

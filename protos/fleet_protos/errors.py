@@ -6,7 +6,7 @@
     ├── HostUnreachable   network or socket           back off, then give up  exit 3
     ├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
     ├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
-    ├── Conflict          wrong state or busy         read the state again
+    ├── Conflict          wrong state or busy         read the state again    exit 2
     └── Bug               broken promise of ours      stop loudly             exit 4
 """
 
@@ -87,6 +87,8 @@ class LoadFailed(FleetError):
 
 class Conflict(FleetError):
     """The state does not allow it: busy, taken or already over. Read the state again."""
+
+    exit_code = ExitCode.USER_MUST_EDIT  # not an answer: nothing was measured
 
 
 class Bug(FleetError):

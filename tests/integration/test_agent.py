@@ -340,3 +340,12 @@ def test_an_agent_that_was_killed_finds_its_server_again_and_ends_it(tmp_path: P
         assert (over(events).outcome, over(events).kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
         assert_server_gone(events)
         assert line.start(spec) is True
+
+
+def test_an_agent_without_its_extra_says_so_before_it_launches_anything(tmp_path: Path) -> None:
+    arguments = ["fleet-agent", "--state", str(tmp_path / "state")]
+    program = f"import sys; sys.modules['ray'] = None; sys.argv = {arguments!r}; from fleet_agent.main import main; sys.exit(main())"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 2
+    assert told.stderr == "fleet-agent: this installation lacks ray\n  install benchfleet[agent]\n"
+    assert not (tmp_path / "state").exists()

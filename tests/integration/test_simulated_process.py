@@ -6,6 +6,8 @@ import http.client
 import json
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -69,13 +71,10 @@ def test_launches_of_one_seed_differ_and_repeat(tmp_path: Path) -> None:
     assert abs(other / first - 1) > 0.08
 
 
-def test_it_starts_within_a_third_of_a_second(tmp_path: Path) -> None:
-    took_s = []
-    for _ in range(3):
-        start_s = time.perf_counter()
-        with simulated_server(tmp_path):
-            took_s.append(time.perf_counter() - start_s)
-    assert min(took_s) < 0.33
+def test_it_loads_nothing_that_takes_time_to_start() -> None:
+    program = "import sys, fleet_agent.engines.simulated.server; print(*{name.partition('.')[0] for name in sys.modules})"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert set(told.stdout.split()) & {"google", "grpc", "numpy", "psutil", "pyarrow", "pydantic", "ray"} == set()
 
 
 def test_the_log_reads_like_sglangs_and_says_that_it_is_simulated(tmp_path: Path) -> None:

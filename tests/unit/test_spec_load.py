@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -157,9 +156,7 @@ def test_a_file_that_is_not_text_is_refused() -> None:
 
 
 def test_a_huge_file_is_refused_before_it_is_parsed() -> None:
-    before_s = time.process_time()
-    assert codes("# " + "x" * (1 << 20)) == ["too_large"]
-    assert time.process_time() - before_s < 0.2
+    assert codes("name: [" + "x" * (1 << 20)) == ["too_large"]  # whoever parsed it would find that the list has no end
 
 
 @pytest.mark.parametrize("opened", ["[", "[a, ", "{a: ", "- "])
