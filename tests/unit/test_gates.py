@@ -20,7 +20,7 @@ OPEN = Workload(name="open", rate_per_s=4.0, duration_s=60.0, output_tokens=500)
 GOOD = RunFacts(
     requests_ok=32, requests_failed=0, error_kinds={}, finish_reasons={"length": 32}, completion_tokens_min=500, completion_tokens_max=500,
     zero_token_requests=0, client_count_mismatch=0.0, cached_token_ratio=0.0, achieved_concurrency=7.9, dispatch_delay_p99_s=0.001,
-    loop_lag_p99_s=0.001, speculation=True, accept_length=2.5,
+    loop_lag_p99_s=0.001, speculation=True, accept_length=2.5, answered_share=None,
 )  # fmt: skip
 NONE_OK = {"requests_ok": 0, "finish_reasons": {}, "completion_tokens_min": 0, "completion_tokens_max": 0}
 
@@ -32,6 +32,14 @@ def gates(workload: Workload = CLOSED, measure: Measure | None = None, **changes
 @pytest.mark.parametrize("workload", [CLOSED, OPEN], ids=["closed", "open"])
 def test_a_good_run_trips_nothing(workload: Workload) -> None:
     assert gates(workload) == ()
+
+
+def test_a_rate_that_the_server_cannot_keep_up_with_is_told() -> None:
+    (gate,) = gates(OPEN, answered_share=0.5)
+    assert (gate.code, gate.effect) == ("rate_not_sustained", GateEffect.FLAG)
+    assert gate.message.startswith("50.0 % as many answers as requests in the second half of the arrivals: the server does not keep up")
+    assert gates(OPEN, answered_share=0.8) == ()
+    assert gates(CLOSED, answered_share=0.1) == ()
 
 
 def test_requests_that_failed_are_not_blamed_on_the_client() -> None:
@@ -152,6 +160,7 @@ FACTS = st.builds(
     finish_reasons=st.dictionaries(st.sampled_from(["length", "stop"]), st.integers(1, 9)), completion_tokens_min=st.integers(0, 500),
     completion_tokens_max=st.integers(0, 501), zero_token_requests=st.integers(0, 2), client_count_mismatch=RATIO, cached_token_ratio=RATIO,
     achieved_concurrency=st.floats(0, 9), dispatch_delay_p99_s=st.floats(0, 1), loop_lag_p99_s=st.floats(0, 1), speculation=st.booleans(),
+    answered_share=st.none() | st.floats(0, 2),
     accept_length=RATIO,
 )  # fmt: skip
 

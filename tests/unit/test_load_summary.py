@@ -129,3 +129,16 @@ def test_percentiles_interpolate_between_the_closest_ranks() -> None:
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
 def test_a_percentile_lies_within_the_values(values: list[float], share: float) -> None:
     assert min(values) <= percentile(values, share) <= max(values)
+
+
+def waiting(queue_s: float, count: int = 40) -> list[Request]:
+    """One request a second, each of which ends 2 s after its intended send and `queue_s` later than the one before it."""
+    return [made(at, intended=at, chunks=(at + 1 + at * queue_s, at + 2 + at * queue_s)) for at in range(count)]
+
+
+def test_a_queue_that_grows_leaves_requests_unanswered_in_the_second_half_of_the_arrivals() -> None:
+    at_a_rate = Conditions(Workload("w", rate_per_s=1, duration_s=61, output_tokens=11))
+    assert summarise(waiting(0, 61), at_a_rate).facts["answered_share"] == 1
+    assert summarise(waiting(1, 61), at_a_rate).facts["answered_share"] == pytest.approx(15 / 30)  # one ends every 2 s
+    assert summarise(waiting(1, 39), at_a_rate).facts["answered_share"] is None
+    assert summarise(waiting(1, 61), ONE).facts["answered_share"] is None

@@ -16,6 +16,7 @@ ACCEPT_LENGTH_MIN = 1.05
 CONCURRENCY_SHORTFALL_MAX = 0.05
 DISPATCH_DELAY_FLAG_S, DISPATCH_DELAY_VOID_S = 0.010, 0.050
 LOOP_LAG_FLAG_S = 0.005
+ANSWERED_SHARE_MIN = 0.8
 
 # Code → the worst effect it can have.
 GATES: Mapping[str, GateEffect] = {
@@ -29,6 +30,7 @@ GATES: Mapping[str, GateEffect] = {
     "spec_ineffective": GateEffect.VOID_RUN,
     "spec_unproved": GateEffect.FLAG,
     "client_limited": GateEffect.VOID_RUN,
+    "rate_not_sustained": GateEffect.FLAG,
 }
 
 
@@ -53,6 +55,7 @@ class RunFacts:
     loop_lag_p99_s: float  # how late the client's loop woke up
     speculation: bool  # asked for by the variant
     accept_length: float | None  # output tokens of a verify step, bonus token counted
+    answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
 
 
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
@@ -62,7 +65,7 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
     """
     found = [
         *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts), *_speculation(facts),
-        *_client(facts, workload, measure),
+        *_client(facts, workload, measure), *_rate(facts, workload),
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda gate: -gate.effect))
 
@@ -120,6 +123,13 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
     if limits:
         effect = max(effect for effect, _ in limits)
         yield Gate("client_limited", effect, "the client was the limit: " + "; ".join(reason for _, reason in limits))
+
+
+def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
+    """A queue that grows all the while: latencies then say how long the run was, and the rate is the server's most."""
+    if workload.rate_per_s and facts.answered_share is not None and not facts.answered_share >= ANSWERED_SHARE_MIN:
+        told = f"{_percent(facts.answered_share)} as many answers as requests in the second half of the arrivals"
+        yield _flag("rate_not_sustained", f"{told}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short")
 
 
 def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[tuple[GateEffect, str]]:

@@ -17,6 +17,7 @@ from fleet_protos import metrics as names
 from fleet_protos.trial import Workload
 
 SALT_TOKENS: Final = 4  # the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
+SHARE_LEAST_REQUESTS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def _facts(requests: Sequence[Request], good: Sequence[Request], conditions: Con
         "loop_lag_p99_s": percentile(conditions.lags_ns, 0.99) / 1e9,
         "speculation": conditions.speculation,
         "accept_length": _accept_length(good),
+        "answered_share": _answered_share(good) if conditions.workload.rate_per_s else None,
         "client_count_mismatch": _count_mismatch(good),
     }
 
@@ -175,6 +177,16 @@ def _steady_concurrency(requests: Sequence[Request]) -> float:
     end = min((request.end_ns for request in sent if request.end_ns > last_sent), default=last_sent)
     flown = sum(max(0, min(request.end_ns, end) - request.sent_ns) for request in sent)
     return flown / (end - start) if end > start else 0.0
+
+
+def _answered_share(good: Sequence[Request]) -> float | None:
+    """Answers that ended in the second half of the arrivals, by the requests due in it; None for fewer than 20 of these."""
+    due = sorted(request.intended_ns for request in good)
+    if not due:
+        return None
+    half, last = (due[0] + due[-1]) // 2, due[-1]
+    asked = sum(half < at <= last for at in due)
+    return sum(half < request.end_ns <= last for request in good) / asked if asked >= SHARE_LEAST_REQUESTS else None
 
 
 def _count_mismatch(good: Sequence[Request]) -> float | None:
