@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from fleet_controller.analysis.compare import Comparison, Conditions, compare, compare_jobs
+from fleet_controller.analysis.differences import differences
 from fleet_controller.cli.connect import connected
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_variants
@@ -47,7 +48,8 @@ async def _compared(arguments: argparse.Namespace) -> Comparison:
     job = _job_of(after)
     confidence, margin = _question(job, asked(arguments))
     conditions = _planned_conditions(after, job, detail)
-    return compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
+    compared = compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
+    return replace(compared, notes=(*compared.notes, *differences(_job_of(before), job)))
 
 
 async def compare_job(controller: Controller, job_id: str, wanted: Asked) -> Comparison:

@@ -1,0 +1,32 @@
+"""Owns what two jobs asked for differently where a ratio between them would hide it. Compares no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from fleet_controller.core.job import Job
+from fleet_protos.trial import Workload
+
+
+def differences(before: Job, after: Job) -> tuple[str, ...]:
+    """One line for each: another model, and each workload of one name that was another load. Settings may differ: they are compared."""
+    return (*_models(before, after), *_workloads(before, after))
+
+
+def _models(before: Job, after: Job) -> Iterator[str]:
+    if before.engine.model_path != after.engine.model_path:
+        yield f"the jobs differ in model: {before.engine.model_path} against {after.engine.model_path}"
+
+
+def _workloads(before: Job, after: Job) -> Iterator[str]:
+    known = {workload.name: workload for workload in before.workloads}
+    for workload in after.workloads:
+        told = _changed(known[workload.name], workload) if workload.name in known else []
+        if told:
+            yield f"workload {workload.name} is not the same load: {', '.join(told)}"
+
+
+def _changed(before: Workload, after: Workload) -> list[str]:
+    pairs = ((field.name, getattr(before, field.name), getattr(after, field.name)) for field in fields(Workload))
+    return [f"{name} {old} against {new}" for name, old, new in pairs if old != new]
