@@ -229,7 +229,7 @@ def test_unfinished_job_is_offered_to_be_resumed_and_can_be_cancelled_at_rest(be
     process.communicate(timeout=LIMIT_S)
     job = bench.json("ls")["jobs"][0]["id"]
     code, _, err = bench.call("run", bench.job)
-    assert code == 1
+    assert code == 2
     assert f"fleetctl resume {job}" in err
     assert bench.json("cancel", job)["job"] == job
     assert bench.json("ls")["jobs"][0]["state"] == "cancelled"
@@ -244,7 +244,7 @@ def test_up_takes_jobs_from_other_terminals_until_ctrl_c(bench: Bench) -> None:
         until(up, "fleetctl submit")
         (host,) = bench.json("hosts")["hosts"]
         assert (host["state"], host["labels"], host["simulated_gpus"]) == ("connected", {"gpu": "h200"}, 8)
-        assert bench.call("run", bench.job)[0] == 1  # one controller a state folder
+        assert bench.call("run", bench.job)[0] == 2  # one controller a state folder
         submitted = bench.json("submit", bench.job)
         watching = bench.start("watch", submitted["job"])
         until(watching, ": measuring")

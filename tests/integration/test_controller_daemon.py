@@ -128,7 +128,7 @@ async def test_a_second_one_in_the_same_folder_says_who_has_it(tmp_path: Path) -
         await one.serving()
         async with daemon(tmp_path / "state") as two:
             code, told = await two.ended()
-            assert (code, f"(pid {one.process.pid}) runs a controller" in told, "Traceback" in told) == (1, True, False)
+            assert (code, f"(pid {one.process.pid}) runs a controller" in told, "Traceback" in told) == (2, True, False)
 
 
 async def test_it_listens_on_no_network(tmp_path: Path) -> None:
