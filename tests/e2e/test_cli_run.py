@@ -234,7 +234,7 @@ def test_unfinished_job_is_offered_to_be_resumed_and_can_be_cancelled_at_rest(be
     assert bench.json("cancel", job)["job"] == job
     assert bench.json("ls")["jobs"][0]["state"] == "cancelled"
     code, _, err = bench.call("resume", job)
-    assert code == 1
+    assert code == 2
     assert "is over: cancelled" in err
 
 
