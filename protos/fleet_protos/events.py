@@ -24,6 +24,7 @@ class ServerLaunching:
     token: str = ""
     port: int = 0
     gpus: tuple[int, ...] = ()
+    witness: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,20 @@ class ServerLaunched:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerProgressed:
+    """The launch came on: `done` of `total` weight shards or graphs in this phase, 0 of 0 where it has no count."""
+
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerReady:
     """It answers, it is the one that was launched, and it completed a request. `load_s`: wall seconds since launch."""
 
     load_s: float = 0.0
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,8 @@ class ConfigurationProved:
     env: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[Gate, ...] = ()
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    witness: bool = False
+    nccl: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,9 @@ class ServerFailed:
     message: str = ""
     exit_code: int = 0
     log_tail: str = ""
+    cause_line: str = ""
+    rank: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +151,7 @@ class TrialOver:
 
 Body = (
     TrialAccepted | ServerLaunching | ServerLaunched | ServerReady | ConfigurationProved | WarmedUp | RunFinished
-    | LoadFailed | ServerFailed | CancelRequested | EvidenceCollected | ServerStopped | AgentRestarted | TrialOver
+    | LoadFailed | ServerFailed | CancelRequested | EvidenceCollected | ServerStopped | AgentRestarted | TrialOver | ServerProgressed
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fleet_protos.errors import ErrorKind
 
 __all__ = [
-    "Artifact", "EngineKind", "EngineSpec", "ErrorKind", "Gate", "GateEffect", "Measure", "Outcome", "Phase",
+    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Measure", "Outcome", "Phase",
     "RunResult", "Simulation", "Slo", "TrialSpec", "Workload",
 ]  # fmt: skip
 
@@ -74,6 +74,26 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
+class Container:
+    """How a server runs in a container; an empty image means that it does not. See `trial.proto`."""
+
+    image: str = ""
+    runtime: str = ""
+    shm_size: str = ""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The place of this host in a server over several; 0 or 1 nodes: the server is on one host."""
+
+    nodes: int = 0
+    rank: int = 0
+    init_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """What to launch. `args` holds SGLang's own names with underscores; a flag is True, an absent one is not in it."""
 
@@ -87,6 +107,12 @@ class EngineSpec:
     ready_timeout_s: float = 1800.0
     stop_timeout_s: float = 30.0
     simulation: Simulation = field(default_factory=Simulation)
+    container: Container = field(default_factory=Container)
+    entry: str = ""
+    cpu_binding: str = ""
+    phase_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+    proof: str = ""
+    gang: Gang = field(default_factory=Gang)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +167,7 @@ class TrialSpec:
     engine: EngineSpec = field(default_factory=EngineSpec)
     workloads: tuple[Workload, ...] = ()
     measure: Measure = field(default_factory=Measure)
+    witness: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,6 +232,26 @@ class EngineSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PhaseTimeoutsSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     KIND_FIELD_NUMBER: _builtins.int
     MODEL_PATH_FIELD_NUMBER: _builtins.int
     ARGS_FIELD_NUMBER: _builtins.int
@@ -242,6 +262,12 @@ class EngineSpec(_message.Message):
     READY_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     STOP_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SIMULATION_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    CPU_BINDING_FIELD_NUMBER: _builtins.int
+    PHASE_TIMEOUTS_S_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    GANG_FIELD_NUMBER: _builtins.int
     kind: Global___EngineKind.ValueType
     model_path: _builtins.str
     gpus: _builtins.int
@@ -250,6 +276,12 @@ class EngineSpec(_message.Message):
     """external only"""
     ready_timeout_s: _builtins.float
     stop_timeout_s: _builtins.float
+    entry: _builtins.str
+    """launch_server | serve; empty = launch_server"""
+    cpu_binding: _builtins.str
+    """none | auto (the CPUs nearest to the GPUs) | a list like 0-31,64-95; empty = none"""
+    proof: _builtins.str
+    """auto | witness | timed | off: where NCCL's own log comes from; empty = auto"""
     @_builtins.property
     def args(self) -> _struct_pb2.Struct:
         """SGLang's own names with underscores"""
@@ -258,6 +290,18 @@ class EngineSpec(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def simulation(self) -> Global___Simulation: ...
+    @_builtins.property
+    def container(self) -> Global___Container:
+        """image empty: the server runs under `python`"""
+
+    @_builtins.property
+    def phase_timeouts_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """launch phase → longest time without progress; phases of fleet_knowledge.log.phases"""
+
+    @_builtins.property
+    def gang(self) -> Global___Gang:
+        """nodes 0 or 1: the server is on one host"""
+
     def __init__(
         self,
         *,
@@ -271,14 +315,108 @@ class EngineSpec(_message.Message):
         ready_timeout_s: _builtins.float = ...,
         stop_timeout_s: _builtins.float = ...,
         simulation: Global___Simulation | None = ...,
+        container: Global___Container | None = ...,
+        entry: _builtins.str = ...,
+        cpu_binding: _builtins.str = ...,
+        phase_timeouts_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        proof: _builtins.str = ...,
+        gang: Global___Gang | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "simulation", b"simulation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "container", b"container", "gang", b"gang", "simulation", b"simulation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "env", b"env", "gpus", b"gpus", "kind", b"kind", "model_path", b"model_path", "python", b"python", "ready_timeout_s", b"ready_timeout_s", "simulation", b"simulation", "stop_timeout_s", b"stop_timeout_s", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "container", b"container", "cpu_binding", b"cpu_binding", "entry", b"entry", "env", b"env", "gang", b"gang", "gpus", b"gpus", "kind", b"kind", "model_path", b"model_path", "phase_timeouts_s", b"phase_timeouts_s", "proof", b"proof", "python", b"python", "ready_timeout_s", b"ready_timeout_s", "simulation", b"simulation", "stop_timeout_s", b"stop_timeout_s", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineSpec: _TypeAlias = EngineSpec  # noqa: Y015
+
+@_typing.final
+class Container(_message.Message):
+    """How a server runs in a container; the agent adds GPUs, network, port, environment and the launch token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    SHM_SIZE_FIELD_NUMBER: _builtins.int
+    MOUNTS_FIELD_NUMBER: _builtins.int
+    PYTHON_FIELD_NUMBER: _builtins.int
+    image: _builtins.str
+    runtime: _builtins.str
+    """docker | podman; empty = the first that the host has"""
+    shm_size: _builtins.str
+    """e.g. 32g; empty = the host's IPC namespace is shared"""
+    python: _builtins.str
+    """inside; empty = python3"""
+    @_builtins.property
+    def mounts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """path inside → path on the host; `:ro` at the end of the host's path mounts it read-only"""
+
+    def __init__(
+        self,
+        *,
+        image: _builtins.str = ...,
+        runtime: _builtins.str = ...,
+        shm_size: _builtins.str = ...,
+        mounts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        python: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "mounts", b"mounts", "python", b"python", "runtime", b"runtime", "shm_size", b"shm_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Container: _TypeAlias = Container  # noqa: Y015
+
+@_typing.final
+class Gang(_message.Message):
+    """One server over several hosts: the node's place in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    INIT_ADDRESS_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.int
+    rank: _builtins.int
+    """0 serves; the others hold their part of the model"""
+    init_address: _builtins.str
+    """HOST:PORT of rank 0 for torch's rendezvous"""
+    def __init__(
+        self,
+        *,
+        nodes: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        init_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["init_address", b"init_address", "nodes", b"nodes", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gang: _TypeAlias = Gang  # noqa: Y015
 
 @_typing.final
 class Slo(_message.Message):
@@ -431,6 +569,7 @@ class TrialSpec(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     WORKLOADS_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
+    WITNESS_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -440,6 +579,8 @@ class TrialSpec(_message.Message):
     block: _builtins.int
     """from 1"""
     host: _builtins.str
+    witness: _builtins.bool
+    """before the measured launch, launch once with NCCL's full log, prove, and stop"""
     @_builtins.property
     def levels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """factor → level"""
@@ -464,10 +605,11 @@ class TrialSpec(_message.Message):
         engine: Global___EngineSpec | None = ...,
         workloads: _abc.Iterable[Global___Workload] | None = ...,
         measure: Global___Measure | None = ...,
+        witness: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "measure", b"measure", "trial_id", b"trial_id", "variant", b"variant", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "measure", b"measure", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -631,8 +773,11 @@ class ServerLaunching(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
+    WITNESS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     port: _builtins.int
+    witness: _builtins.bool
+    """the launch that only shows what NCCL does"""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -641,10 +786,11 @@ class ServerLaunching(_message.Message):
         token: _builtins.str = ...,
         port: _builtins.int = ...,
         gpus: _abc.Iterable[_builtins.int] | None = ...,
+        witness: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "port", b"port", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "port", b"port", "token", b"token", "witness", b"witness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,20 +861,75 @@ class ServerLaunched(_message.Message):
 Global___ServerLaunched: _TypeAlias = ServerLaunched  # noqa: Y015
 
 @_typing.final
+class ServerProgressed(_message.Message):
+    """The launch came to another phase, or on inside one; told at most every tenth of a phase."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    """of fleet_knowledge.log.phases"""
+    done: _builtins.int
+    """of total: weight shards, graphs; 0 of 0 when the phase has no count"""
+    total: _builtins.int
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "phase", b"phase", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerProgressed: _TypeAlias = ServerProgressed  # noqa: Y015
+
+@_typing.final
 class ServerReady(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PhasesSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     LOAD_S_FIELD_NUMBER: _builtins.int
+    PHASES_S_FIELD_NUMBER: _builtins.int
     load_s: _builtins.float
     """wall seconds from launch"""
+    @_builtins.property
+    def phases_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """phase → seconds, from the server's own log"""
+
     def __init__(
         self,
         *,
         load_s: _builtins.float = ...,
+        phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "phases_s", b"phases_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -803,6 +1004,10 @@ class ConfigurationProved(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     GATES_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    WITNESS_FIELD_NUMBER: _builtins.int
+    NCCL_FIELD_NUMBER: _builtins.int
+    witness: _builtins.bool
+    """shown by the witness launch"""
     @_builtins.property
     def effective_args(self) -> _struct_pb2.Struct: ...
     @_builtins.property
@@ -817,6 +1022,10 @@ class ConfigurationProved(_message.Message):
     def fingerprint(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """of the host"""
 
+    @_builtins.property
+    def nccl(self) -> _struct_pb2.Struct:
+        """what NCCL's own log shows: fleet_knowledge.nccl"""
+
     def __init__(
         self,
         *,
@@ -825,10 +1034,12 @@ class ConfigurationProved(_message.Message):
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         gates: _abc.Iterable[Global___Gate] | None = ...,
         fingerprint: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        witness: _builtins.bool = ...,
+        nccl: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_args", b"effective_args"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_args", b"effective_args", "nccl", b"nccl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_args", b"effective_args", "env", b"env", "fingerprint", b"fingerprint", "gates", b"gates", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_args", b"effective_args", "env", b"env", "fingerprint", b"fingerprint", "gates", b"gates", "nccl", b"nccl", "versions", b"versions", "witness", b"witness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,11 +1122,20 @@ class ServerFailed(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     LOG_TAIL_FIELD_NUMBER: _builtins.int
+    CAUSE_LINE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     kind: Global___ErrorKind.ValueType
     failure_class: _builtins.str
     message: _builtins.str
     exit_code: _builtins.int
     log_tail: _builtins.str
+    cause_line: _builtins.str
+    """the root line of the server's log, not its echoes"""
+    rank: _builtins.str
+    """TP3, DP1 TP5; empty when the log names none"""
+    hint: _builtins.str
+    """what to do, and what not to"""
     def __init__(
         self,
         *,
@@ -924,10 +1144,13 @@ class ServerFailed(_message.Message):
         message: _builtins.str = ...,
         exit_code: _builtins.int = ...,
         log_tail: _builtins.str = ...,
+        cause_line: _builtins.str = ...,
+        rank: _builtins.str = ...,
+        hint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "failure_class", b"failure_class", "kind", b"kind", "log_tail", b"log_tail", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_line", b"cause_line", "exit_code", b"exit_code", "failure_class", b"failure_class", "hint", b"hint", "kind", b"kind", "log_tail", b"log_tail", "message", b"message", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,6 +1295,7 @@ class Event(_message.Message):
     SERVER_STOPPED_FIELD_NUMBER: _builtins.int
     AGENT_RESTARTED_FIELD_NUMBER: _builtins.int
     TRIAL_OVER_FIELD_NUMBER: _builtins.int
+    SERVER_PROGRESSED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """from 1, one count an agent"""
     time_unix_ns: _builtins.int
@@ -1109,6 +1333,8 @@ class Event(_message.Message):
     def agent_restarted(self) -> Global___AgentRestarted: ...
     @_builtins.property
     def trial_over(self) -> Global___TrialOver: ...
+    @_builtins.property
+    def server_progressed(self) -> Global___ServerProgressed: ...
     def __init__(
         self,
         *,
@@ -1132,12 +1358,13 @@ class Event(_message.Message):
         server_stopped: Global___ServerStopped | None = ...,
         agent_restarted: Global___AgentRestarted | None = ...,
         trial_over: Global___TrialOver | None = ...,
+        server_progressed: Global___ServerProgressed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_restarted", b"agent_restarted", "body", b"body", "cancel_requested", b"cancel_requested", "configuration_proved", b"configuration_proved", "evidence_collected", b"evidence_collected", "load_failed", b"load_failed", "run_finished", b"run_finished", "server_failed", b"server_failed", "server_launched", b"server_launched", "server_launching", b"server_launching", "server_ready", b"server_ready", "server_stopped", b"server_stopped", "trial_accepted", b"trial_accepted", "trial_over", b"trial_over", "warmed_up", b"warmed_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_restarted", b"agent_restarted", "body", b"body", "cancel_requested", b"cancel_requested", "configuration_proved", b"configuration_proved", "evidence_collected", b"evidence_collected", "load_failed", b"load_failed", "run_finished", b"run_finished", "server_failed", b"server_failed", "server_launched", b"server_launched", "server_launching", b"server_launching", "server_progressed", b"server_progressed", "server_ready", b"server_ready", "server_stopped", b"server_stopped", "trial_accepted", b"trial_accepted", "trial_over", b"trial_over", "warmed_up", b"warmed_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_restarted", b"agent_restarted", "attempt", b"attempt", "body", b"body", "cancel_requested", b"cancel_requested", "cause", b"cause", "configuration_proved", b"configuration_proved", "evidence_collected", b"evidence_collected", "load_failed", b"load_failed", "phase", b"phase", "run_finished", b"run_finished", "sequence", b"sequence", "server_failed", b"server_failed", "server_launched", b"server_launched", "server_launching", b"server_launching", "server_ready", b"server_ready", "server_stopped", b"server_stopped", "time_unix_ns", b"time_unix_ns", "trial_accepted", b"trial_accepted", "trial_id", b"trial_id", "trial_over", b"trial_over", "warmed_up", b"warmed_up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_restarted", b"agent_restarted", "attempt", b"attempt", "body", b"body", "cancel_requested", b"cancel_requested", "cause", b"cause", "configuration_proved", b"configuration_proved", "evidence_collected", b"evidence_collected", "load_failed", b"load_failed", "phase", b"phase", "run_finished", b"run_finished", "sequence", b"sequence", "server_failed", b"server_failed", "server_launched", b"server_launched", "server_launching", b"server_launching", "server_progressed", b"server_progressed", "server_ready", b"server_ready", "server_stopped", b"server_stopped", "time_unix_ns", b"time_unix_ns", "trial_accepted", b"trial_accepted", "trial_id", b"trial_id", "trial_over", b"trial_over", "warmed_up", b"warmed_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["trial_accepted", "server_launching", "server_launched", "server_ready", "configuration_proved", "warmed_up", "run_finished", "load_failed", "server_failed", "cancel_requested", "evidence_collected", "server_stopped", "agent_restarted", "trial_over"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["trial_accepted", "server_launching", "server_launched", "server_ready", "configuration_proved", "warmed_up", "run_finished", "load_failed", "server_failed", "cancel_requested", "evidence_collected", "server_stopped", "agent_restarted", "trial_over", "server_progressed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

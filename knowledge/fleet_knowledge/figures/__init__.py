@@ -1,0 +1,1 @@
+"""Reading of figures that others print: /metrics, benchmark summaries."""

@@ -1,0 +1,1 @@
+"""Reading of what hosts tell of themselves: topology, GPUs, processors."""
