@@ -1,1 +1,5 @@
-"""Reading of figures that others print: /metrics, benchmark summaries."""
+"""Figures that SGLang's endpoints and benchmarks print: read, aggregated and judged; nothing is measured here."""
+
+from fleet_knowledge.figures.recognise import recognise, window_of
+
+__all__ = ["recognise", "window_of"]

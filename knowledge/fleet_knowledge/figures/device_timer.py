@@ -1,0 +1,80 @@
+"""Owns the split of a speculation cycle into draft and verify, from the device-timer counters of /metrics; starts no timer itself.
+
+With --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1: `gpu_execution_seconds_total` (0.5.7 - 0.5.10), then
+`forward_execution_seconds_total` (from 0.5.11), by `category`. Up to 0.5.10 a category is that of the whole batch: there is no split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet_knowledge.figures.exposition import Sample, per_label, read_samples
+
+COUNTERS = ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total")
+PASSES = "sglang:cuda_graph_passes_total"  # one for each batch, however many requests are in it; by `mode`
+ENABLE = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
+_VERIFY = frozenset({"target_verify"})
+# `decode` is the draft's own pass where there is a verify: the target then never decodes (runner/eager_runner.py 0.5.15 - 0.5.23).
+_DRAFT = frozenset({"eagle_draft", "frozen_kv_draft", "decode"})
+_EXTEND = frozenset({"eagle_draft_extend", "draft_extend", "draft_extend_v2"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """GPU seconds by category and batches run, since the server's start."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    decode_batches: float | None = None
+
+    @classmethod
+    def of_text(cls, text: str) -> DeviceTimes:
+        """From /metrics; empty without the counters."""
+        return cls.of_samples(read_samples(text))
+
+    @classmethod
+    def of_samples(cls, samples: tuple[Sample, ...]) -> DeviceTimes:
+        """From samples that were read."""
+        seconds = next((found for name in COUNTERS if (found := per_label(samples, name, "category"))), {})
+        batches = [value for mode, value in per_label(samples, PASSES, "mode").items() if mode.startswith("decode")]
+        plain = {category.removeprefix("forward_"): value for category, value in seconds.items()}
+        return cls(plain, sum(batches) if batches else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft, verifying."""
+
+    draft_s: float
+    extend_s: float
+    verify_s: float
+    cycles: int
+
+    @property
+    def verify_share(self) -> float:
+        """Of the cycle's GPU time."""
+        whole = self.draft_s + self.extend_s + self.verify_s
+        return self.verify_s / whole if whole else 0.0
+
+
+def cycle(before: DeviceTimes, after: DeviceTimes, cycles: float | None = None) -> Cycle | None:
+    """The mean cycle between two moments. `cycles`: verify steps, where no batch counter tells and one request ran at a time.
+
+    None without the counters, without a split, when a counter fell (the server restarted) or when no cycle can be counted.
+    """
+    grown = {category: value - before.seconds.get(category, 0.0) for category, value in after.seconds.items()}
+    if any(value < 0 for value in grown.values()) or not set(before.seconds) <= set(after.seconds):
+        return None
+    batches = _batches(before, after) or cycles
+    verify = _sum(grown, _VERIFY)
+    if not batches or batches <= 0 or not verify:
+        return None
+    return Cycle(_sum(grown, _DRAFT) / batches, _sum(grown, _EXTEND) / batches, verify / batches, round(batches))
+
+
+def _batches(before: DeviceTimes, after: DeviceTimes) -> float | None:
+    return None if after.decode_batches is None else after.decode_batches - (before.decode_batches or 0.0)
+
+
+def _sum(seconds: Mapping[str, float], categories: frozenset[str]) -> float:
+    return sum(value for category, value in seconds.items() if category in categories)

@@ -1,0 +1,139 @@
+"""Owns the reading of what `bench_one_batch` and `bench_one_batch_server` print or append as JSON lines; runs neither.
+
+Formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that none was measured. What a warm-up printed is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet_knowledge.figures.window import number
+
+_LINES = {
+    "batch size": "batch_size",
+    "input_len": "input_len",
+    "output_len": "output_len",
+    "latency": "latency_s",
+    "ttft": "ttft_s",
+    "last_ttft": "ttft_s",
+    "input throughput": "input_tok_s",
+    "output throughput": "output_tok_s",
+    "(input + output) throughput": "overall_tok_s",
+    "last generation throughput": "last_gen_tok_s",
+    "acc_length": "accept_len",
+    "cache hit rate": "cache_hit_rate",
+}
+_JSON = {
+    "run_name": "run_name", "batch_size": "batch_size", "input_len": "input_len", "output_len": "output_len", "latency": "latency_s",
+    "ttft": "ttft_s", "last_ttft": "ttft_s", "input_throughput": "input_tok_s", "output_throughput": "output_tok_s",
+    "overall_throughput": "overall_tok_s", "last_gen_throughput": "last_gen_tok_s", "acc_length": "accept_len",
+    "cache_hit_rate": "cache_hit_rate", "prefill_latency": "prefill_latency_s", "prefill_throughput": "input_tok_s",
+    "median_decode_latency": "decode_latency_s", "median_decode_throughput": "output_tok_s", "total_latency": "latency_s",
+    "num_early_stopped": "early_stopped",
+}  # fmt: skip
+_HEADS = {
+    "batch size": "batch_size", "input len": "input_len", "latency (s)": "latency_s", "input throughput (tok/s)": "input_tok_s",
+    "output throughput (tok/s)": "output_tok_s", "acc length": "accept_len", "cache hit rate": "cache_hit_rate",
+}  # fmt: skip
+_WHOLE = ("batch_size", "input_len", "output_len", "early_stopped")
+_LABELLED = re.compile(r"^\s*([A-Za-z(][\w +()-]{0,60}?) *: +(-?[\d.]+|n/a|nan)(?: *(?:s|tok(?:en)?/s))?\s*$")
+_STAGE = re.compile(r"^\s*(Prefill|Decode|Total)\. +(median )?latency: *([\d.]+) s, +(?:median )?throughput: *([\d.]+) tok")
+_LINE_LIMIT = 1000
+_BENCHMARK = re.compile(r"^Benchmark \.\.\.", re.MULTILINE)
+
+
+def read(text: str) -> tuple[dict[str, Any], ...]:
+    """Every batch measured; none for other text. Seconds, tokens per second. Never raises."""
+    parts = _BENCHMARK.split("\n".join(_measured(text)), maxsplit=1)
+    for source in (_json_lines, _batches, _stages, _table):
+        found = tuple(_clean(batch) for batch in source(parts[-1]))
+        if found:
+            return found
+    return ()
+
+
+def _measured(text: str) -> Iterator[str]:
+    """The lines outside of `Warmup Begin` and `Warmup End`; those of unusual length hold nothing of ours, JSON apart."""
+    warming = False
+    for line in text.splitlines():
+        warming = (warming or "Warmup Begin" in line) and "Warmup End" not in line
+        if not warming and (len(line) < _LINE_LIMIT or line.lstrip().startswith("{")):
+            yield line
+
+
+def _json_lines(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        if not line.lstrip().startswith("{"):
+            continue
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(told, dict) and "batch_size" in told and ("output_throughput" in told or "prefill_latency" in told):
+            yield {ours: told[name] for name, ours in _JSON.items() if name in told}
+
+
+def _batches(text: str) -> Iterator[dict[str, Any]]:
+    """Blocks that begin with `batch size:`."""
+    block: dict[str, Any] = {}
+    for line in text.splitlines():
+        labelled = _LABELLED.match(line)
+        name = _LINES.get(labelled[1].lower(), "") if labelled else ""
+        if name == "batch_size" and block:
+            yield block
+            block = {}
+        if labelled and name and (block or name == "batch_size"):
+            block[name] = _number(labelled[2])
+    if len(block) > 1:
+        yield block
+
+
+def _stages(text: str) -> Iterator[dict[str, Any]]:
+    """`bench_one_batch`: a line for prefill, one for the median of decode, one for both; a batch ends with `Total.`."""
+    batch: dict[str, Any] = {}
+    for line in text.splitlines():
+        found = _STAGE.match(line)
+        if not found or (found[1] == "Decode" and not found[2]):
+            continue
+        latency, rate = _number(found[3]), _number(found[4])
+        match found[1]:
+            case "Prefill":
+                batch |= {"prefill_latency_s": latency, "input_tok_s": rate}
+            case "Decode":
+                batch |= {"decode_latency_s": latency, "output_tok_s": rate}
+            case _:
+                yield {**batch, "latency_s": latency, "overall_tok_s": rate}
+                batch = {}
+
+
+def _table(text: str) -> Iterator[dict[str, Any]]:
+    """The summary table at the end, where nothing else is left of the output."""
+    heads: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if "batch size" in map(str.lower, cells):
+            heads = [_HEADS.get(cell.lower(), "") for cell in cells]
+        elif heads and re.fullmatch(r"\d+", cells[0]):
+            yield {name: _number(cell) for name, cell in zip(heads, cells, strict=False) if name}
+        elif heads and not re.fullmatch(r"[\s|:-]+", line):
+            heads = []
+
+
+def _clean(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers as such, and no accept length where none was measured."""
+    found = {name: round(value) if name in _WHOLE and number(value) is not None else value for name, value in batch.items()}
+    length = number(found.get("accept_len"))
+    if "accept_len" in found:
+        found["accept_len"] = length if length is not None and length > 0 else None
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return number(value)

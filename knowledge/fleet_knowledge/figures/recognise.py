@@ -1,0 +1,114 @@
+"""Owns the telling of figures from other text: /metrics, server information, benchmark output. Reads one text, opens no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fleet_knowledge.figures import accept, exposition, one_batch, runs, send_one, server_info, serving, window
+from fleet_knowledge.figures.device_timer import DeviceTimes
+
+_SHOWN = ("gen_throughput", "num_running_reqs", "num_queue_reqs", "cache_hit_rate", "generation_tokens_total", "spec_accept_rate")
+
+
+def recognise(text: str) -> Mapping[str, Any] | None:
+    """What `fleetctl diagnose` shows of a text of these kinds, with `kind`; None for any other text. Never raises."""
+    for reader in (_server_info, _cases, _serving, _one_batch, _send_one, _metrics):
+        found = reader(text)
+        if found is not None:
+            return found
+    return None
+
+
+def window_of(before: str, after: str) -> Mapping[str, Any]:
+    """The window between two texts of /metrics."""
+    accepted = window.of_counters(window.Counters.of_text(before), window.Counters.of_text(after))
+    return {"kind": "metrics_window", **_accepted(accepted)}
+
+
+def _accepted(accepted: window.Accepted) -> dict[str, Any]:
+    return {
+        "accept_len": accepted.length, "verify_count": accepted.verify_count, "accept_len_source": accepted.source,
+        "accept_len_note": accepted.why,
+    }  # fmt: skip
+
+
+def _metrics(text: str) -> Mapping[str, Any] | None:
+    samples = exposition.read_samples(text)
+    if not exposition.is_sglang(samples):
+        return None
+    since_start = window.of_counters(window.Counters(0.0, 0.0), window.Counters.of_text(text))
+    gauge = window.of_average(exposition.total(samples, "sglang:spec_accept_length"))
+    told = {name: exposition.total(samples, f"sglang:{name}") for name in _SHOWN}
+    return {
+        "kind": "metrics", **told, **_accepted(window.best(since_start, gauge)),
+        "per_dp": exposition.per_label(samples, "sglang:gen_throughput", "dp_rank"),
+        "device_seconds": dict(DeviceTimes.of_samples(samples).seconds),
+    }  # fmt: skip
+
+
+def _server_info(text: str) -> Mapping[str, Any] | None:
+    info = server_info.read(text)
+    if info is None or not server_info.is_server_info(info):
+        return None
+    return _figures(server_info.figures(info))
+
+
+def _figures(found: server_info.ServerFigures) -> dict[str, Any]:
+    shape = accept.Shape.of(found.arguments or {})
+    return {
+        "kind": "server_info", "versions": {"sglang": found.version}, "gen_throughput": found.gen_throughput, "source": found.source,
+        "role": found.role, **_accepted(found.accepted), "accept_rates": dict(accept.rates(found.accepted.length, shape)),
+        "accept_rate_of_this_version": accept.definition_of(found.version),
+        "tp_size": (found.arguments or {}).get("tp_size"),
+    }  # fmt: skip
+
+
+def _cases(text: str) -> Mapping[str, Any] | None:
+    """JSON that gathers several answers: endpoints with what each answered, counters before and after, or rates of runs."""
+    told = server_info.read(text)
+    if told is None:
+        return None
+    if (found := server_info.choose(told)) is not None:
+        missing = [str(told[name]) for name in told if name.split()[-1] == "/metrics"] == ["404"]
+        return {**_figures(found), "hint": server_info.ENABLE if missing else ""}
+    asked, printed = told.get("num_prompts"), told.get("stdout")
+    if isinstance(printed, str):
+        return _serving(printed, asked if isinstance(asked, int) else None) or recognise(printed)
+    before, after = told.get("before"), told.get("after")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        accepted = window.of_counters(window.Counters.of_values(before), window.Counters.of_values(after))
+        return {"kind": "metrics_window", **_accepted(accepted)}
+    return _runs(told)
+
+
+def _runs(told: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    rates = next((value for name, value in told.items() if name.startswith("runs") and isinstance(value, list)), None)
+    if rates is None:
+        return None
+    found = runs.steady_runs([window.number(rate) for rate in rates])
+    built = [line for line in str(told.get("log", "")).splitlines() if runs.is_jit_line(line)]
+    return {
+        "kind": "runs", "steady_runs": list(found.steady), "reported": found.value, "needs_more": found.needs_more,
+        "dropped": {str(at): why for at, why in found.dropped.items()},
+        "warnings": [{"code": "jit_in_window", "message": line, "hint": "a run in which a kernel was built is invalid"} for line in built],
+    }  # fmt: skip
+
+
+def _serving(text: str, requested: int | None = None) -> Mapping[str, Any] | None:
+    found = serving.read(text, requested)
+    if not found:
+        return None
+    worst = next((one for one in found if one.status != "ok"), found[-1])
+    return {"kind": "bench_serving", "state": worst.status, "hint": worst.hint, "summaries": [one.to_json() for one in found]}
+
+
+def _one_batch(text: str) -> Mapping[str, Any] | None:
+    found = one_batch.read(text)
+    return {"kind": "bench_one_batch", "batches": [json.loads(json.dumps(batch)) for batch in found]} if found else None
+
+
+def _send_one(text: str) -> Mapping[str, Any] | None:
+    found = send_one.read(text)
+    return {"kind": "send_one", "requests": [one.to_json() for one in found]} if found else None

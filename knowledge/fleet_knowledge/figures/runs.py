@@ -1,0 +1,62 @@
+"""Owns which of several runs on one server are steady: warm-up told apart and dropped with its reason. Pure; measures nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+STEADY_RUNS = 3
+SPREAD_MAX = 0.05  # largest to smallest of the steady runs, by their median
+# A kernel was built while requests ran (sglang issues 4773, 5031; PR 4858; 0.4.5 - 0.5.23).
+_JIT = re.compile(
+    r"DeepGEMM JIT code generation|Entering DeepGEMM JIT|DeepGEMM warmup:|Try DeepGEMM JIT|DeepGEMM JIT Compiling|Compiling Triton kernel"
+    r"|Autotuning kernel|flashinfer\.jit: Loading JIT ops|AUTOTUNE \w+\("
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyRuns:
+    """The runs that count, by their number from 1; `value` is their median; `dropped`: number → why."""
+
+    steady: tuple[int, ...] = ()
+    value: float | None = None
+    dropped: Mapping[int, str] = field(default_factory=dict)
+    needs_more: bool = False
+
+
+def is_jit_line(line: str) -> bool:
+    """True for a log line that a kernel's building writes; inside a measured window it invalidates the run."""
+    return bool(_JIT.search(line))
+
+
+def steady_runs(values: Sequence[float | None], jit: Mapping[int, str] | None = None) -> SteadyRuns:
+    """The last runs that agree within 5 %, three at the least. `values`: rates in order, None for a failed one; `jit`: run → its log line.
+
+    Without three such runs at the end nothing is reported: repeat.
+    """
+    lines = jit or {}
+    usable = [(at, value) for at, value in enumerate(values, 1) if value is not None and value > 0 and at not in lines]
+    tail = usable[-STEADY_RUNS:]
+    if len(tail) < STEADY_RUNS or _spread(tail) > SPREAD_MAX:
+        dropped = {at: _reason(value, at, lines, "not steady") for at, value in enumerate(values, 1)}
+        return SteadyRuns((), None, dropped, needs_more=True)
+    first = len(usable) - STEADY_RUNS
+    while first > 0 and _spread(usable[first - 1 :]) <= SPREAD_MAX:
+        first -= 1
+    steady = usable[first:]
+    kept = {at for at, _ in steady}
+    dropped = {at: _reason(value, at, lines, "warm-up") for at, value in enumerate(values, 1) if at not in kept}
+    return SteadyRuns(tuple(sorted(kept)), median(value for _, value in steady), dropped)
+
+
+def _spread(runs: Sequence[tuple[int, float]]) -> float:
+    rates = [value for _, value in runs]
+    return (max(rates) - min(rates)) / median(rates)
+
+
+def _reason(value: float | None, at: int, lines: Mapping[int, str], otherwise: str) -> str:
+    if at in lines:
+        return f"a kernel was built in it: {lines[at][:200]}"
+    return otherwise if value else "failed"

@@ -1,0 +1,98 @@
+"""Owns the reading of what an SGLang server, or its router, tells of itself beside /metrics: rates, accept length, version. Asks nothing.
+
+/server_info and /model_info from 0.5.6 on, /get_server_info and /get_model_info in all versions. Without --enable-metrics /metrics is 404
+and the same facts are only here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_knowledge.figures.window import Accepted, number, of_average
+
+PATHS = ("/server_info", "/get_server_info")
+MODEL_PATHS = ("/model_info", "/get_model_info")
+ENABLE = "add --enable-metrics to every job: without it /metrics is 404"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """What one server told. Tokens per second; None: not told."""
+
+    version: str = ""
+    gen_throughput: float | None = None
+    accepted: Accepted = field(default_factory=Accepted)
+    source: str = ""
+    role: str = ""  # `decode` behind a router that splits prefill and decode
+    arguments: Mapping[str, Any] | None = None
+
+
+def read(text: str) -> Mapping[str, Any] | None:
+    """The JSON object of an answer; None for any other text. Never raises."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def figures(info: Mapping[str, Any], source: str = "") -> ServerFigures:
+    """The figures of an answer. A router's `{"prefill": […], "decode": […]}` stands for its first decode server."""
+    behind = _first_object(info.get("decode"))
+    if behind is not None:
+        found = figures(behind, source)
+        return ServerFigures(found.version, found.gen_throughput, found.accepted, source, "decode", found.arguments)
+    states = tuple(_states(info))
+    rates = [rate for state in states if (rate := number(state.get("last_gen_throughput"))) is not None]
+    return ServerFigures(
+        str(info.get("version") or ""), sum(rates) if rates else None, _accepted(states), source, arguments=arguments_of(info)
+    )  # fmt: skip
+
+
+def choose(answers: Mapping[str, Any]) -> ServerFigures | None:
+    """The figures of the first endpoint that answered with an object, newest name first; keys are paths, with or without `GET `."""
+    by_path = {path.split()[-1]: answer for path, answer in answers.items() if path.strip()}
+    for path in PATHS:
+        answer = by_path.get(path)
+        if isinstance(answer, str):
+            answer = read(answer)
+        if isinstance(answer, Mapping):
+            return figures(answer, path)
+    return None
+
+
+def arguments_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The server arguments in an answer: some versions nest them under `server_args`."""
+    nested = info.get("server_args")
+    return {**nested, **info} if isinstance(nested, Mapping) else info
+
+
+def is_server_info(info: Mapping[str, Any]) -> bool:
+    """True for an answer of /server_info, a router's included."""
+    if _first_object(info.get("decode")) is not None or _first_object(info.get("prefill")) is not None:
+        return True
+    has_state = "internal_states" in info
+    return has_state or ("model_path" in info and any(name in info for name in ("tp_size", "mem_fraction_static", "server_args")))
+
+
+def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """One for each data-parallel rank; an object in place of the list in some versions, flat in the oldest."""
+    states = info.get("internal_states", info)
+    if isinstance(states, Mapping):
+        yield states
+    elif isinstance(states, Sequence) and not isinstance(states, str):
+        yield from (state for state in states if isinstance(state, Mapping))
+
+
+def _accepted(states: Sequence[Mapping[str, Any]]) -> Accepted:
+    """The mean over the ranks that have averaged anything: how many steps are behind each is not told."""
+    told = [of_average(number(state.get("avg_spec_accept_length"))) for state in states]
+    lengths = [one.length for one in told if one.length is not None]
+    return Accepted(sum(lengths) / len(lengths), None, "server average") if lengths else of_average(None)
+
+
+def _first_object(value: object) -> Mapping[str, Any] | None:
+    return next((one for one in value if isinstance(one, Mapping)), None) if isinstance(value, list) else None

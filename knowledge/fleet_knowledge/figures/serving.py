@@ -1,0 +1,232 @@
+"""Owns the reading of a `bench_serving` summary, printed or as JSON lines, and whether its numbers may be compared; runs no benchmark.
+
+Labels as printed by 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`), the old typo `reqeuest` included.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_HEADER = re.compile(r"={2,60} *Serving Benchmark Result *={2,60}")
+_LABELLED = re.compile(r"([A-Z#][^:|]{2,60}):\s+(\S.*)")
+_LATENCY = re.compile(r"(mean|median|std|max|p\d\d) (e2e latency|ttft|tpot|itl) \(ms\)")
+_REQUESTED = re.compile(r"\bnum_prompts=(\d{1,9})|(?<!\d)(\d{1,9})/(\d{1,9}) \[\d")
+_NOT_STREAMED = re.compile(r"\bdisable_stream=True\b")
+_COUNTED = {
+    "backend": "backend",
+    "traffic request rate": "request_rate",
+    "max request concurrency": "concurrency",
+    "max reqeuest concurrency": "concurrency",  # 0.4.1
+    "successful requests": "completed",
+    "benchmark duration (s)": "duration_s",
+    "total input tokens": "total_input_tokens",
+    "total generated tokens": "total_output_tokens",
+    "total generated tokens (retokenized)": "retokenized",
+    "request throughput (req/s)": "requests_s",
+    "input token throughput (tok/s)": "input_tok_s",
+    "output token throughput (tok/s)": "output_tok_s",
+    "peak output token throughput (tok/s)": "peak_output_tok_s",
+    "peak concurrent requests": "peak_concurrency",
+    "total token throughput (tok/s)": "total_tok_s",
+    "concurrency": "achieved_concurrency",
+    "accept length": "accept_len",
+    "cache hit rate": "cache_hit_rate",
+}
+_JSON = {
+    "backend": "backend",
+    "request_rate": "request_rate",
+    "max_concurrency": "concurrency",
+    "completed": "completed",
+    "duration": "duration_s",
+    "total_input_tokens": "total_input_tokens",
+    "total_output_tokens": "total_output_tokens",
+    "total_output_tokens_retokenized": "retokenized",
+    "request_throughput": "requests_s",
+    "input_throughput": "input_tok_s",
+    "output_throughput": "output_tok_s",
+    "max_output_tokens_per_s": "peak_output_tok_s",
+    "total_throughput": "total_tok_s",
+    "concurrency": "achieved_concurrency",
+    "accept_length": "accept_len",
+}
+# Words of these alone make no summary of this tool: other benchmarks print them too.
+_SURE = frozenset({"completed", "total_output_tokens", "retokenized", "output_tok_s", "peak_output_tok_s"})
+_WHOLE = frozenset({"completed", "total_input_tokens", "total_output_tokens", "retokenized", "concurrency", "peak_concurrency"})
+_FIRST_TOKEN = ("ttft", "tpot", "itl", "peak")
+_RETOKENIZED_APART = 0.05
+_LINE_LIMIT = 400
+
+LOST = (
+    "{share:.0f} % of the requests failed (typically the client's limit of open files or connections at an unlimited rate). "
+    "Do not compare these numbers."
+)
+NONE_DONE = "No request was answered: none of the numbers is one of this server."
+UNSEEN = (
+    "The client did not see the output as it came (reasoning_content is not read by older clients of the chat API): its latencies are "
+    "placeholders, not values. Use a newer client or the native /generate backend."
+)
+NOT_STREAMED = "The answers were not streamed: the time to first token is that of the whole answer, and there is no time between tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSummary:
+    """One summary. `figures`: tokens per second, seconds, milliseconds where a name ends in `_ms`; what was not printed is not in it.
+
+    `status`: ok, partial (requests are missing), failed (none was answered) or invalid_latency. `invalid`: figures that must not be shown.
+    """
+
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    requested: int | None = None
+    status: str = "ok"
+    failed: int | None = None
+    valid: tuple[str, ...] = ()
+    invalid: tuple[str, ...] = ()
+    hint: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For `fleetctl diagnose`."""
+        return {
+            "figures": dict(self.figures), "requested": self.requested, "status": self.status, "failed": self.failed,
+            "valid": list(self.valid), "invalid": list(self.invalid), "hint": self.hint, "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def read(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
+    """Every summary in the printed output or JSON lines of bench_serving; none for other text. Never raises.
+
+    `requested`: the prompts asked for, where the caller knows; else `num_prompts=` or the progress bar tells.
+    """
+    from_json = [judged(figures, requested or count) for figures, count in _json_lines(text)]
+    if from_json:
+        return tuple(from_json)
+    parts = _HEADER.split(text)
+    before, blocks = (parts[0], parts[1:]) if len(parts) > 1 else (text, parts)
+    found, told = [], before
+    for block in blocks:
+        figures = _figures(block)
+        if _SURE & figures.keys() and len(figures) > 1:
+            found.append(judged(figures, requested or _asked(told), streamed=not _NOT_STREAMED.search(told)))
+        told = block
+    return tuple(found)
+
+
+def judged(figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True) -> ServingSummary:
+    """The summary with what may be believed of it. Partial outweighs latencies that are placeholders."""
+    completed = figures.get("completed")
+    failed = max(0, requested - completed) if requested is not None and isinstance(completed, int) else None
+    unseen = _unseen(figures)
+    invalid = tuple(kind for kind in _FIRST_TOKEN if (unseen or not streamed) and _of_kind(figures, kind))
+    valid = tuple(name for name in figures if name != "retokenized" and not any(_is_of(name, kind) for kind in invalid))
+    status, hint = "ok", ""
+    if invalid or unseen:
+        status, hint = "invalid_latency", UNSEEN if unseen else NOT_STREAMED
+    if failed and requested:
+        status, hint = "partial", LOST.format(share=100 * failed / requested)
+    if completed == 0:
+        status, hint, valid = "failed", NONE_DONE, ()
+    return ServingSummary(figures, requested, status, failed, valid, invalid, hint, tuple(_warnings(figures, requested, unseen=unseen)))
+
+
+def _unseen(figures: Mapping[str, Any]) -> bool:
+    """A zero that would be the best value of all, though output came."""
+    output = figures.get("total_output_tokens")
+    if output is None:
+        output = figures.get("completed", 1)
+    zeroes = [figures[name] for name in ("retokenized", "mean_ttft_ms", "median_ttft_ms") if name in figures]
+    return bool(output) and any(value == 0 for value in zeroes)
+
+
+def _warnings(figures: Mapping[str, Any], requested: int | None, *, unseen: bool) -> Iterator[str]:
+    if requested is None:
+        yield "how many requests were asked for is not told: compare it with the successful ones before the numbers are used"
+    counted, again = figures.get("total_output_tokens"), figures.get("retokenized")
+    if counted and again is not None and not unseen and abs(again - counted) / counted > _RETOKENIZED_APART:
+        yield f"tokenising the text again gives {again} tokens, the server counted {counted}: latencies per token are by the client's count"
+    if figures.get("median_tpot_ms") == 0 and not unseen:
+        yield "the median time per output token is 0: answers came in one piece, or several tokens in a chunk (speculation)"
+
+
+def _is_of(name: str, kind: str) -> bool:
+    return kind in name.split("_")
+
+
+def _of_kind(figures: Mapping[str, Any], kind: str) -> bool:
+    return any(_is_of(name, kind) for name in figures)
+
+
+def _figures(block: str) -> dict[str, Any]:
+    """What the block's labelled lines tell; the first of a label counts."""
+    found: dict[str, Any] = {}
+    for line in block.splitlines():
+        labelled = _LABELLED.fullmatch(line.strip()) if len(line) < _LINE_LIMIT else None
+        name = _name(labelled[1].strip().lower()) if labelled else ""
+        if labelled and name and name not in found:
+            found[name] = _value(name, labelled[2])
+    return found
+
+
+def _name(label: str) -> str:
+    latency = _LATENCY.fullmatch(label)
+    if latency:
+        return f"{latency[1]}_{latency[2].removesuffix(' latency')}_ms"
+    return _COUNTED.get(label, "")
+
+
+def _value(name: str, text: str) -> Any:
+    """A number where it is one; None for `not set`; `inf` stays a word, so that the figures are JSON."""
+    if name == "backend":
+        return text
+    try:
+        value = float(text.rstrip("%"))
+    except ValueError:
+        return None
+    if not math.isfinite(value):
+        return text if name == "request_rate" else None
+    return round(value) if name in _WHOLE else value
+
+
+def _asked(text: str) -> int | None:
+    """`num_prompts=` of the arguments, else the length of the last progress bar."""
+    found = list(_REQUESTED.finditer(text))
+    named = [int(match[1]) for match in found if match[1]]
+    if named:
+        return named[-1]
+    bars = [int(match[3]) for match in found if match[3]]
+    return bars[-1] if bars else None
+
+
+def _json_lines(text: str) -> Iterator[tuple[dict[str, Any], int | None]]:
+    for line in text.splitlines():
+        if not line.lstrip().startswith("{"):
+            continue
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(told, dict) and "completed" in told and "total_output_tokens" in told:
+            yield _of_json(told), _requested_of(told)
+
+
+def _of_json(told: Mapping[str, Any]) -> dict[str, Any]:
+    names = {**_JSON, **{name: name.replace("e2e_latency", "e2e") for name in told if name.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms"))}}
+    names |= {name: name.replace("e2e_latency", "e2e") for name in told if name.endswith("_e2e_latency_ms")}
+    return {ours: _plain(told[name]) for name, ours in names.items() if name in told and ours}
+
+
+def _plain(value: Any) -> Any:
+    return "inf" if isinstance(value, float) and value == math.inf else None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _requested_of(told: Mapping[str, Any]) -> int | None:
+    """With --output-details each request has an entry, the failed ones included; some versions write the number itself."""
+    for name in ("input_lens", "errors", "ttfts"):
+        if isinstance(told.get(name), Sequence) and not isinstance(told[name], str):
+            return len(told[name])
+    asked = told.get("num_prompts")
+    return asked if isinstance(asked, int) else None
