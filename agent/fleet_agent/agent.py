@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from fleet_agent.core.allocation import Pool, release, take
 from fleet_agent.core.machine import Trial, replay
-from fleet_agent.errands import Errands, Tools
+from fleet_agent.errands import Errands
 from fleet_agent.journal import Journal
+from fleet_agent.launching import Tools
 from fleet_agent.load.process import end_earlier
 from fleet_agent.metrics import AgentMetrics
 from fleet_agent.runner import TrialRunner
@@ -177,4 +178,4 @@ class Agent:
         errands = self._launch_runner(spec, self._take_gpus(spec), ev.AgentRestarted(message), trial)
         launched = next((event.body for event in reversed(history) if isinstance(event.body, ev.ServerLaunched)), None)
         if launched is not None:
-            errands.adopt(launched)
+            errands.server.adopt(launched)

@@ -15,8 +15,8 @@ from fleet_agent import telemetry
 from fleet_agent.agent import Agent, Pools
 from fleet_agent.core.allocation import Pool
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.errands import Tools
 from fleet_agent.journal import Journal
+from fleet_agent.launching import Tools
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.metrics import AgentMetrics
 from fleet_agent.ports import Ports

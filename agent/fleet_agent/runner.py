@@ -50,7 +50,7 @@ class TrialRunner:
 
     async def interrupt(self, reason: str) -> None:
         """End the trial because the agent ends: it has failed, and the controller tries it again."""
-        await self._errands.launch_settled()  # a process that is just coming to be must be on record first
+        await self._errands.server.settled()  # a process that is just coming to be must be on record first
         self._inbox.put(ev.AgentRestarted(reason))
 
     async def run(self, first: ev.Body) -> None:
@@ -72,7 +72,7 @@ class TrialRunner:
         self.trial, orders = step(self.trial, body, time.monotonic())
         event = await self._record(body, self.trial, cause)
         if isinstance(body, ev.ServerLaunched):
-            self._errands.watch_exit(tasks, lambda failed: self._inbox.put(failed, event.sequence))
+            self._errands.server.watch(tasks, lambda failed: self._inbox.put(failed, event.sequence))
         if orders:
             await self._clear_the_way()
         for order in orders:
@@ -84,7 +84,7 @@ class TrialRunner:
         task, self._in_flight = self._in_flight, None
         if task is None or task is asyncio.current_task() or task.done():
             return
-        await self._errands.launch_settled()
+        await self._errands.server.settled()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -95,13 +95,13 @@ class TrialRunner:
     def _errand(self, order: fx.Effect, cause: int) -> Awaitable[ev.Body]:
         errands = self._errands
         table: dict[type, Callable[[Any], Awaitable[ev.Body]]] = {
-            fx.LaunchServer: lambda _: errands.launch(lambda body: self._inbox.put(body, cause)),
-            fx.AwaitReady: lambda await_ready: errands.await_ready(await_ready.deadline_s),
+            fx.LaunchServer: lambda _: errands.server.launch(lambda body: self._inbox.put(body, cause)),
+            fx.AwaitReady: lambda await_ready: errands.server.await_ready(await_ready.deadline_s),
             fx.ProveConfiguration: lambda _: errands.prove(),
             fx.WarmUp: lambda warm_up: errands.warm_up(warm_up.workload),
             fx.MeasureRun: lambda run: errands.measure(run.workload, run.index),
             fx.CollectEvidence: lambda _: errands.collect(),
-            fx.StopServer: lambda _: errands.stop(),
+            fx.StopServer: lambda _: errands.server.stop(),
             fx.CloseTrial: errands.close,
         }
         return table[type(order)](order)
@@ -109,8 +109,8 @@ class TrialRunner:
     async def _give_up(self, reason: Exception) -> None:
         """Last resort: stop the server by its recorded session and close the trial as our own fault."""
         with contextlib.suppress(FleetError, OSError):
-            await self._errands.stop()
-        self._errands.forget()
+            await self._errands.server.stop()
+        self._errands.server.forget()
         if self.trial.phase != Phase.OVER:
             ending = fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")
             self.trial = replace(self.trial, phase=Phase.OVER, ending=ending)

@@ -1,4 +1,4 @@
-"""Promises of a trial's errands that no real server can be made to show in time: how looks at a server add up."""
+"""Promises of a trial's server that no real server can be made to show in time: how looks at it add up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.errands import Errands, Tools
+from fleet_agent.launching import Tools, TrialServer
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.ports import Ports
 from fleet_agent.supervisor import Supervisor
@@ -45,5 +45,5 @@ async def test_one_look_that_takes_too_long_is_not_the_end_of_the_waiting(tmp_pa
     engine = SlowAtFirst()
     spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, "m", url="http://here", ready_timeout_s=60.0))
     tools = Tools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine}, {})
-    told = await Errands(spec, tools, (), tmp_path).await_ready(time.monotonic() + 60.0)
+    told = await TrialServer(spec, tools, (), tmp_path).await_ready(time.monotonic() + 60.0)
     assert (type(told), engine.looks) == (ev.ServerReady, 2)

@@ -1,0 +1,203 @@
+"""Owns the server of one trial: launches it, sees it become ready or die, has it proved, ends it. Drives no load, decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleet_agent import evidence
+from fleet_agent.engines.engine import Engine, Place
+from fleet_agent.engines.sglang.explain import kind_of
+from fleet_agent.load.process import LoadProcess
+from fleet_agent.ports import Ports
+from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
+from fleet_protos import events as ev
+from fleet_protos.errors import ConfigError, ErrorKind, ServerFailed
+from fleet_protos.trial import EngineKind, TrialSpec
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0  # between two looks at readiness: short at first, then never above a second
+_LOOK_LIMIT_S = 30.0  # one look may take this long: a real completion on a cold server
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the agent lends to each trial."""
+
+    supervisor: Supervisor
+    load: LoadProcess
+    ports: Ports
+    engines: Mapping[EngineKind, Engine]
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Launch:
+    """One launch of the trial's server. `session` is None until a process exists; `wanted` is False once we end it ourselves."""
+
+    place: Place
+    log: Path
+    began_s: float = 0.0
+    process: ServerProcess | None = None
+    session: RecordedSession | None = None
+    wanted: bool = True
+
+
+class TrialServer:
+    """The server that one trial launches, or only looks at when it is somebody else's."""
+
+    def __init__(self, spec: TrialSpec, tools: Tools, gpus: tuple[int, ...], folder: Path) -> None:
+        self._spec = spec
+        self._tools = tools
+        self._engine = tools.engines[spec.engine.kind]
+        self._folder = folder
+        place = Place(port=0, gpus=gpus, folder=folder / "server", token=f"{spec.trial_id}/{spec.attempt}")
+        self._now = Launch(place, folder / "server.log")
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._engine.url(self._spec, self._now.place)
+
+    @property
+    def is_observable(self) -> bool:
+        """There may be something at `url`."""
+        return self._engine.launches or bool(self._spec.engine.url)
+
+    # Launch
+
+    async def launch(self, announce: Callable[[ev.Body], None]) -> ev.Body:
+        """ServerLaunched, or ServerFailed when no process came to be. Announces ServerLaunching first."""
+        self._settled.clear()
+        try:
+            return await self._launch(announce)
+        except ConfigError as error:
+            return ev.ServerFailed(ErrorKind.CONFIG, "config", str(error))
+        except OSError as error:
+            return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", f"{type(error).__name__}: {error}")
+        finally:
+            self._settled.set()
+
+    async def _launch(self, announce: Callable[[ev.Body], None]) -> ev.Body:
+        self._now = now = self._new_launch()
+        now.place.folder.mkdir(parents=True, exist_ok=True)
+        command = self._engine.command(self._spec, now.place)
+        announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus))
+        now.began_s = time.monotonic()
+        now.process = await self._tools.supervisor.launch(command, now.log)
+        now.session = session = now.process.session
+        return ev.ServerLaunched(
+            session.pid, session.session_id, session.start_ticks, self.url, command.argv, dict(command.env), str(now.log), session.boot_id
+        )
+
+    def _new_launch(self) -> Launch:
+        token = self._now.place.token
+        self._tools.ports.give_back(token)
+        return Launch(replace(self._now.place, port=self._tools.ports.take(token)), self._folder / "server.log")
+
+    async def settled(self) -> None:
+        """Returns when no launch is half-way: its process, if there is one, is known."""
+        await self._settled.wait()
+
+    def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.ServerFailed], None]) -> None:
+        """Report the server's death once, unless we are the ones who stop it."""
+        now = self._now
+        if now.process is None:
+            return
+        process = now.process
+
+        async def watch() -> None:
+            exit_code = await process.wait()
+            if now.wanted:
+                report(await asyncio.to_thread(self._death, exit_code))
+
+        tasks.create_task(watch())
+
+    def _death(self, exit_code: int) -> ev.ServerFailed:
+        failure_class, cause = self._engine.explain(self._now.log, exit_code)
+        kind = kind_of(failure_class)
+        message = f"server exited with {exit_code}: {cause or 'its log names no cause'}"
+        return ev.ServerFailed(kind, failure_class, message, exit_code, evidence.tail(self._now.log))
+
+    # Ready, proof
+
+    async def await_ready(self, deadline_s: float) -> ev.Body:
+        """ServerReady once it is healthy, itself and has completed a request, else ServerFailed at the deadline (monotonic seconds)."""
+        missing, pause_s, looked_at_s = "nothing answered yet", _FIRST_LOOK_S, 0.0
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                while True:
+                    looked_at_s = time.monotonic()
+                    missing = await self._look()
+                    if not missing:
+                        return ev.ServerReady(time.monotonic() - self._now.began_s if self._now.began_s else 0.0)
+                    looked_at_s = 0.0
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 1.3, _LAST_LOOK_S)
+        except ServerFailed as error:
+            return self._failed(error)
+        except TimeoutError:
+            if looked_at_s and time.monotonic() - looked_at_s > 1:  # the look before it tells what was, not what is
+                missing = self._silent(time.monotonic() - looked_at_s)
+            return ev.ServerFailed(
+                ErrorKind.SERVER_UNHEALTHY,
+                "not_ready",
+                f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
+                log_tail=evidence.tail(self._now.log),
+            )
+
+    async def _look(self) -> str:
+        """What is missing, empty when nothing is; a look that takes too long is one of many, not the end."""
+        try:
+            async with asyncio.timeout(_LOOK_LIMIT_S):
+                return await self._engine.ready(self._spec, self.url)
+        except TimeoutError:
+            return self._silent(_LOOK_LIMIT_S)
+
+    def _silent(self, seconds: float) -> str:
+        return f"{self.url} has not answered for {seconds:.0f} s"
+
+    async def prove(self) -> ev.Body:
+        """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped answering."""
+        try:
+            async with asyncio.timeout(_LOOK_LIMIT_S):
+                proof = await self._engine.prove(self._spec, self.url, self._now.log)
+        except ServerFailed as error:
+            return self._failed(error)
+        except TimeoutError:
+            return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self.url} did not show its configuration in time")
+        return replace(proof, fingerprint=dict(self._tools.fingerprint))
+
+    def _failed(self, error: ServerFailed) -> ev.ServerFailed:
+        return ev.ServerFailed(
+            error.kind, error.failure_class, error.message, error.server_exit_code, error.log_tail or evidence.tail(self._now.log)
+        )
+
+    # End
+
+    async def stop(self) -> ev.Body:
+        """ServerStopped with the proof that nothing of the server is left; harmless without a server."""
+        self._now.wanted = False
+        await self.settled()
+        now = self._now
+        now.wanted = False
+        session = now.session or await asyncio.to_thread(self._tools.supervisor.find_by_token, now.place.token)
+        if session is None:
+            return ev.ServerStopped()
+        stopped = await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s)
+        now.session = session if stopped.left_over else None
+        return stopped
+
+    def adopt(self, launched: ev.ServerLaunched) -> None:
+        """Take over the server that an earlier agent process recorded, only to end it."""
+        self._now.session = RecordedSession(
+            launched.pid, launched.session_id, launched.start_ticks, self._now.place.token, launched.log_path, launched.boot_id
+        )
+
+    def forget(self) -> None:
+        """Give back the port."""
+        self._tools.ports.give_back(self._now.place.token)
