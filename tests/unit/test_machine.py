@@ -35,6 +35,7 @@ from fleet_protos.events import (
     ServerFailed,
     ServerLaunched,
     ServerLaunching,
+    ServerProgressed,
     ServerReady,
     ServerStopped,
     TrialAccepted,
@@ -83,24 +84,24 @@ PLACES = {
 
 # m: moves. l: late, a no-op. x: impossible. Events in the order of `BODIES`.
 BODIES: tuple[Body, ...] = (
-    TrialAccepted(SPEC), ServerLaunching("token", 4000), ServerLaunched(12, 12, 99), ServerReady(1.0), PROVED, WarmedUp("single"),
-    run(ONE, 1), LoadFailed("single", "no ray"), DIED, CancelRequested("enough"), EvidenceCollected(), ServerStopped(), AgentRestarted(),
-    TrialOver(Outcome.OK),
+    TrialAccepted(SPEC), ServerLaunching("token", 4000), ServerLaunched(12, 12, 99), ServerProgressed("load_weight", 3, 9),
+    ServerReady(1.0), PROVED, WarmedUp("single"), run(ONE, 1), LoadFailed("single", "no ray"), DIED, CancelRequested("enough"),
+    EvidenceCollected(), ServerStopped(), AgentRestarted(), TrialOver(Outcome.OK),
 )  # fmt: skip
 GRID = {
-    # accepted launching launched ready proved warmed run load-failed died cancel evidence stopped restarted over
-    "queued":                        "m x x x x x x x x m x x m x",
-    "launching":                     "l m x x x x x x m m x x m x",
-    "launching, process ordered":    "l x m x x x x x m m x x m x",
-    "launching, not ready":          "l x x m x x x x m m x x m x",
-    "launching, not proved":         "l x x l m x x x m m x x m x",
-    "warming":                       "l x x l l m x m m m x x m x",
-    "measuring":                     "l x x l l l m m m m x x m x",
-    "measuring, warming the second": "l x x l l l l l m m x x m x",
-    "collecting":                    "l x x l l l l l m m m x m x",
-    "stopping":                      "l x x l l l l l l l l m m x",
-    "stopping, closing":             "l x x l l l l l l l l l m m",
-    "over":                          "l x x l l l l l l l l l l l",
+    # accepted launching launched progressed ready proved warmed run load-failed died cancel evidence stopped restarted over
+    "queued":                        "m x x x x x x x x x m x x m x",
+    "launching":                     "l m x l x x x x x m m x x m x",
+    "launching, process ordered":    "l x m l x x x x x m m x x m x",
+    "launching, not ready":          "l x x m m x x x x m m x x m x",
+    "launching, not proved":         "l x x l l m x x x m m x x m x",
+    "warming":                       "l x x l l l m x m m m x x m x",
+    "measuring":                     "l x x l l l l m m m m x x m x",
+    "measuring, warming the second": "l x x l l l l l l m m x x m x",
+    "collecting":                    "l x x l l l l l l m m m x m x",
+    "stopping":                      "l x x l l l l l l l l l m m x",
+    "stopping, closing":             "l x x l l l l l l l l l l m m",
+    "over":                          "l x x l l l l l l l l l l l l",
 }  # fmt: skip
 CASES = [(place, body, move) for place, row in GRID.items() for body, move in zip(BODIES, row.split(), strict=True)]
 

@@ -36,6 +36,7 @@ from fleet_protos.events import (
     ServerFailed,
     ServerLaunched,
     ServerLaunching,
+    ServerProgressed,
     ServerReady,
     ServerStopped,
     TrialAccepted,
@@ -93,7 +94,7 @@ class Shell:
     def end_one(self) -> None:
         order = self.draw(st.sampled_from(self.in_flight))
         if isinstance(order, LaunchServer) and self.trial.server is Server.ABSENT and self.draw(st.integers(0, 9)) < 9:
-            return self.receive(ServerLaunching("token", 4000))
+            return self.receive(ServerLaunching("token", 4000, witness=order.witness))
         self.in_flight.remove(order)
         ends = self._ends(order)
         self.receive(self.draw(st.sampled_from(ends)) if self.draw(st.integers(0, 9)) == 9 else ends[0])
@@ -118,13 +119,18 @@ class Shell:
         if what == "cancel" and self.trial.phase is not Phase.QUEUED:
             self.receive(CancelRequested("enough"))
         elif what == "repeat" and self.trial.phase is not Phase.QUEUED:
-            self.receive(TrialAccepted(SPEC))
+            self.receive(TrialAccepted(self.trial.spec))
         elif what == "die" and self.trial.server in (Server.STARTING, Server.READY, Server.STOPPING):
             self.receive(DIED)
+        elif what == "progress" and self.trial.phase is not Phase.QUEUED:
+            self.receive(ServerProgressed("load_weight", 3, 9))
         elif what == "restart" and self.journal:
             self.in_flight.clear()
             assert replay(self.journal) == self.trial
             self.receive(AgentRestarted("back again"))
+
+
+WITNESSED = replace(SPEC, witness=True)
 
 
 @st.composite
@@ -132,7 +138,8 @@ def lives(draw: Any, spec: TrialSpec = SPEC) -> Shell:
     """A trial brought to its end by a shell, disturbed up to six times."""
     shell = Shell(draw, new_trial(spec))
     shell.receive(TrialAccepted(spec))
-    disturbances = draw(st.lists(st.tuples(st.integers(0, 25), st.sampled_from(["repeat", "cancel", "die", "restart"])), max_size=6))
+    disturbance = st.tuples(st.integers(0, 25), st.sampled_from(["repeat", "cancel", "die", "progress", "restart"]))
+    disturbances = draw(st.lists(disturbance, max_size=6))
     for turn in range(200):
         for _, what in (entry for entry in disturbances if entry[0] == turn):
             shell.disturb(what)
@@ -142,35 +149,54 @@ def lives(draw: Any, spec: TrialSpec = SPEC) -> Shell:
     raise AssertionError(f"no end: {shell.trial}")
 
 
+def _lost(shell: Shell) -> int:
+    """Servers whose start was journalled and whose process never was: none came to be, or the agent died between the two."""
+    return sum(isinstance(event.body, ServerLaunching) for event in shell.journal) - shell.launched
+
+
 @settings(max_examples=400, deadline=None)
-@given(lives())
+@given(st.one_of(lives(), lives(WITNESSED)))
 def test_every_life_ends_with_each_launched_server_stopped_and_the_trial_closed_once(shell: Shell) -> None:
     """A server whose start was ordered but not recorded when the agent died counts as launched: it is looked for by its token."""
     assert shell.trial.phase is Phase.OVER
     assert shell.closed == 1
-    lost = any(isinstance(event.body, ServerLaunching) for event in shell.journal) and shell.launched == 0
-    assert shell.stopped == shell.launched or (lost and shell.stopped <= 1)
+    assert shell.launched <= shell.stopped <= shell.launched + _lost(shell)
+    assert shell.ordered.count(LaunchServer(witness=True)) <= 1
     assert shell.ordered.count(LaunchServer()) <= 1
     assert shell.trial.outcome is not Outcome.UNSPECIFIED
 
 
 @settings(max_examples=200, deadline=None)
-@given(lives())
+@given(st.one_of(lives(), lives(WITNESSED)))
 def test_without_a_restart_each_order_to_stop_and_to_close_is_given_once(shell: Shell) -> None:
     restarts = sum(isinstance(event.body, AgentRestarted) for event in shell.journal)
-    assert shell.ordered.count(StopServer()) <= 1 + restarts
-    assert sum(isinstance(effect, CloseTrial) for effect in shell.ordered) <= 1 + restarts
+    closings = sum(isinstance(effect, CloseTrial) for effect in shell.ordered)
+    assert closings <= 1 + restarts
     if not restarts:
         assert shell.ordered.count(StopServer()) == shell.launched
-        assert sum(isinstance(effect, CloseTrial) for effect in shell.ordered) == 1
+        assert closings == 1
 
 
 @settings(max_examples=200, deadline=None)
-@given(lives(), st.integers(1, 60))
+@given(lives(WITNESSED))
+def test_the_measured_server_is_launched_only_after_its_witness_is_proved_and_gone(shell: Shell) -> None:
+    kinds = [event.body for event in shell.journal]
+    measured = next((place for place, body in enumerate(kinds) if isinstance(body, ServerLaunching) and not body.witness), None)
+    if measured is not None:
+        before = kinds[:measured]
+        assert any(isinstance(body, ConfigurationProved) for body in before)
+        assert any(isinstance(body, ServerStopped) and not body.left_over for body in before)
+    else:
+        assert not any(isinstance(body, WarmedUp | RunFinished) for body in kinds)
+        assert shell.trial.outcome is not Outcome.OK
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(lives(), lives(WITNESSED)), st.integers(1, 60))
 def test_replay_of_any_journalled_beginning_gives_the_same_trial(shell: Shell, count: int) -> None:
     beginning = shell.journal[:count]
     kept = [event_from_json(event_to_json(event)) for event in beginning]
-    trial = new_trial(SPEC)
+    trial = new_trial(shell.trial.spec)
     for event in beginning:
         assert event.body is not None
         trial, _ = step(trial, event.body, event.time_unix_ns / 1e9)

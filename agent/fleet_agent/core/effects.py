@@ -10,7 +10,12 @@ from fleet_protos.trial import Outcome, Workload
 
 @dataclass(frozen=True, slots=True)
 class LaunchServer:
-    """Journal ServerLaunching, then start the server. Ends in ServerLaunched, or ServerFailed when no process came to be."""
+    """Journal ServerLaunching, then start the server. Ends in ServerLaunched, or ServerFailed when no process came to be.
+
+    `witness`: a launch that logs all that NCCL does, to be proved and stopped; nothing is measured on it.
+    """
+
+    witness: bool = False
 
 
 @dataclass(frozen=True, slots=True)

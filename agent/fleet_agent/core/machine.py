@@ -18,8 +18,19 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
+from fleet_agent.core.fits import FITS, LATE, always
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
-from fleet_agent.core.trial import RECENT_KEPT, TERMINAL, InvalidTransition, Position, Recent, Server, Trial, Wanted
+from fleet_agent.core.trial import (
+    RECENT_KEPT,
+    TERMINAL,
+    InvalidTransition,
+    Position,
+    Progress,
+    Recent,
+    Server,
+    Trial,
+    Wanted,
+)
 from fleet_protos.errors import Bug, ErrorKind
 from fleet_protos.events import (
     AgentRestarted,
@@ -33,6 +44,7 @@ from fleet_protos.events import (
     ServerFailed,
     ServerLaunched,
     ServerLaunching,
+    ServerProgressed,
     ServerReady,
     ServerStopped,
     TrialAccepted,
@@ -49,7 +61,7 @@ Step = tuple[Trial, tuple[Effect, ...]]
 
 def new_trial(spec: TrialSpec) -> Trial:
     """A trial that nobody has accepted yet."""
-    return Trial(spec)
+    return Trial(spec, witnessing=spec.witness and spec.engine.kind is not EngineKind.EXTERNAL)
 
 
 def step(trial: Trial, body: Body, at_s: float) -> Step:
@@ -67,11 +79,11 @@ def step(trial: Trial, body: Body, at_s: float) -> Step:
 
 def accepts(trial: Trial, body: Body) -> bool:
     """False for a late or repeated event, which is to be dropped and not journalled. Raises InvalidTransition on an impossible one."""
-    if type(body) in _LATE[trial.phase]:
+    if type(body) in LATE[trial.phase]:
         return False
     if type(body) not in _MOVES[trial.phase]:
         raise InvalidTransition(trial, body)
-    fit = _FITS.get(type(body), _always)(trial, body)
+    fit = FITS.get(type(body), always)(trial, body)
     if fit is None:
         raise InvalidTransition(trial, body)
     return fit
@@ -95,71 +107,6 @@ def replay(events: Iterable[Event]) -> Trial:
     return trial
 
 
-# Does an event of a legal kind fit the order that is awaited? True: yes. False: it is late. None: it cannot be.
-
-
-def _always(trial: Trial, body: Body) -> bool | None:
-    return True
-
-
-def _fits_launching(trial: Trial, body: Body) -> bool | None:
-    return True if isinstance(trial.awaited, LaunchServer) and trial.server is Server.ABSENT else None
-
-
-def _fits_launched(trial: Trial, body: Body) -> bool | None:
-    return True if isinstance(trial.awaited, LaunchServer) and trial.server is Server.LAUNCHING else None
-
-
-def _fits_ready(trial: Trial, body: Body) -> bool | None:
-    if isinstance(trial.awaited, ProveConfiguration):
-        return False
-    return True if isinstance(trial.awaited, AwaitReady) else None
-
-
-def _fits_proved(trial: Trial, body: Body) -> bool | None:
-    return True if isinstance(trial.awaited, ProveConfiguration) else None
-
-
-def _fits_load(trial: Trial, body: Body) -> bool | None:
-    """Compare (workload, run) of the load in flight with those of the event; run 0 is the warm-up."""
-    assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
-    expected = (trial.position.workload, trial.awaited.index if isinstance(trial.awaited, MeasureRun) else 0)
-    name, index = _load_of(body, expected[1])
-    names = [workload.name for workload in trial.spec.workloads]
-    if name in ("", names[expected[0]]):
-        told = (expected[0], index)
-    elif name in names:
-        told = (names.index(name), index)
-    else:
-        return None
-    return None if told > expected else told == expected
-
-
-def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[str, int]:
-    """Workload name and run; a failure names no run and so is that of the run in flight."""
-    if isinstance(body, RunFinished):
-        return body.run.workload, max(body.run.index, 1)
-    return body.workload, 0 if isinstance(body, WarmedUp) else current
-
-
-def _fits_server_failed(trial: Trial, body: Body) -> bool | None:
-    return not trial.server_failed
-
-
-def _fits_cancel(trial: Trial, body: Body) -> bool | None:
-    return trial.wanted is Wanted.RUN
-
-
-def _fits_stopped(trial: Trial, body: Body) -> bool | None:
-    if isinstance(trial.awaited, StopServer):
-        return True
-    return False if trial.server is Server.GONE else None
-
-
-def _fits_over(trial: Trial, body: Body) -> bool | None:
-    return True if isinstance(trial.awaited, CloseTrial) else None
-
-
 # The moves: each is called only with an event that fits.
 
 
@@ -167,11 +114,11 @@ def _accept(trial: Trial, body: Body, at_s: float) -> Step:
     launching = replace(trial, phase=Phase.LAUNCHING)
     if trial.spec.engine.kind is EngineKind.EXTERNAL:
         return launching, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
-    return launching, (LaunchServer(),)
+    return launching, (LaunchServer(trial.witnessing),)
 
 
 def _launching(trial: Trial, body: Body, at_s: float) -> Step:
-    return replace(trial, server=Server.LAUNCHING), ()
+    return replace(trial, server=Server.LAUNCHING, progress=Progress()), ()
 
 
 def _launched(trial: Trial, body: Body, at_s: float) -> Step:
@@ -179,6 +126,11 @@ def _launched(trial: Trial, body: Body, at_s: float) -> Step:
     if trial.wanted is Wanted.STOP:  # cancelled while the process came to be
         return _stop(started)
     return started, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
+
+
+def _progressed(trial: Trial, body: Body, at_s: float) -> Step:
+    assert isinstance(body, ServerProgressed)
+    return replace(trial, progress=Progress(body.phase, body.done, body.total)), ()
 
 
 def _ready(trial: Trial, body: Body, at_s: float) -> Step:
@@ -190,7 +142,17 @@ def _proved(trial: Trial, body: Body, at_s: float) -> Step:
     gate = next((gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL), None)
     if gate:
         return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gate.code, gate.message))
+    if trial.witnessing:
+        return replace(trial, server=Server.STOPPING), (StopServer(),)
     return _next_workload(replace(trial, phase=Phase.WARMING), Position())
+
+
+def _witness_stopped(trial: Trial, body: Body, at_s: float) -> Step:
+    """The witness has done its part: the measured server is launched, unless something of the witness would disturb it."""
+    assert isinstance(body, ServerStopped)
+    if body.left_over:
+        return _stopped(trial, body, at_s)
+    return replace(trial, server=Server.ABSENT, witnessing=False), (LaunchServer(),)
 
 
 def _warmed(trial: Trial, body: Body, at_s: float) -> Step:
@@ -202,6 +164,8 @@ def _measured(trial: Trial, body: Body, at_s: float) -> Step:
     assert isinstance(body, RunFinished)
     position = _counted(trial.position, body)
     after = replace(trial, position=position)
+    if gate := next((gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None):
+        return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
     decision = decide(position.values, position.void_in_row, trial.spec.measure)
     if decision is Decision.MORE:
         return after, (MeasureRun(trial.spec.workloads[position.workload], position.runs + 1),)
@@ -239,6 +203,8 @@ def _cancel(trial: Trial, body: Body, at_s: float) -> Step:
     stopped = replace(trial, wanted=Wanted.STOP, ending=ending)
     if isinstance(trial.awaited, LaunchServer | CollectEvidence):  # both end soon, and a half-launched server could be lost
         return stopped, ()
+    if isinstance(trial.awaited, StopServer):  # of the witness: it is under way
+        return replace(stopped, phase=Phase.STOPPING), ()
     return _stop(stopped, _abort(trial))
 
 
@@ -316,7 +282,7 @@ def _fail(trial: Trial, kind: ErrorKind, failure_class: str, message: str) -> Tr
 
 def _where(trial: Trial, message: str) -> str:
     """The message with its place in front: phase, workload, run."""
-    place = trial.phase.name.lower()
+    place = f"{trial.phase.name.lower()}{' the witness' if trial.witnessing and trial.phase is Phase.LAUNCHING else ''}"
     if isinstance(trial.awaited, WarmUp):
         place += f", warm-up of workload {trial.awaited.workload.name}"
     if isinstance(trial.awaited, MeasureRun):
@@ -325,14 +291,14 @@ def _where(trial: Trial, message: str) -> str:
 
 
 Move = Callable[[Trial, Body, float], Step]
-Fit = Callable[[Trial, Body], "bool | None"]
 
 _ANY_TIME: Mapping[type, Move] = {ServerFailed: _server_failed, CancelRequested: _cancel, AgentRestarted: _restarted}
 
 _MOVES: Mapping[Phase, Mapping[type, Move]] = {
     Phase.QUEUED: {TrialAccepted: _accept, CancelRequested: _cancel, AgentRestarted: _restarted},
     Phase.LAUNCHING: {
-        ServerLaunching: _launching, ServerLaunched: _launched, ServerReady: _ready, ConfigurationProved: _proved, **_ANY_TIME,
+        ServerLaunching: _launching, ServerLaunched: _launched, ServerProgressed: _progressed, ServerReady: _ready,
+        ConfigurationProved: _proved, ServerStopped: _witness_stopped, **_ANY_TIME,
     },
     Phase.WARMING: {WarmedUp: _warmed, LoadFailed: _load_failed, **_ANY_TIME},
     Phase.MEASURING: {WarmedUp: _warmed, RunFinished: _measured, LoadFailed: _load_failed, **_ANY_TIME},
@@ -340,31 +306,3 @@ _MOVES: Mapping[Phase, Mapping[type, Move]] = {
     Phase.STOPPING: {ServerStopped: _stopped, TrialOver: _over, AgentRestarted: _restarted},
     Phase.OVER: {},
 }  # fmt: skip
-
-# What may still arrive from an order that was overtaken, or a second time. A second launch is never harmless, so it is not here.
-_REPEATED: frozenset[type] = frozenset({TrialAccepted})
-_FROM_WORK: frozenset[type] = _REPEATED | {ServerReady, ConfigurationProved, WarmedUp, RunFinished, LoadFailed}
-
-_LATE: Mapping[Phase, frozenset[type]] = {
-    Phase.QUEUED: frozenset(),
-    Phase.LAUNCHING: _REPEATED,
-    Phase.WARMING: _REPEATED | {ServerReady, ConfigurationProved},
-    Phase.MEASURING: _REPEATED | {ServerReady, ConfigurationProved},
-    Phase.COLLECTING: _FROM_WORK,
-    Phase.STOPPING: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested},
-    Phase.OVER: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
-}
-
-_FITS: Mapping[type, Fit] = {
-    ServerLaunching: _fits_launching,
-    ServerLaunched: _fits_launched,
-    ServerReady: _fits_ready,
-    ConfigurationProved: _fits_proved,
-    WarmedUp: _fits_load,
-    RunFinished: _fits_load,
-    LoadFailed: _fits_load,
-    ServerFailed: _fits_server_failed,
-    CancelRequested: _fits_cancel,
-    ServerStopped: _fits_stopped,
-    TrialOver: _fits_over,
-}

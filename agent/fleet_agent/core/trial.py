@@ -55,8 +55,20 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a launch has come: its phase as the log tells it, and `done` of `total` where the phase has a count."""
+
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is decided before it is reached."""
+    """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is decided before it is reached.
+
+    `witnessing`: the server of now is the witness, and the measured one follows it.
+    """
 
     spec: TrialSpec
     wanted: Wanted = Wanted.RUN
@@ -66,6 +78,8 @@ class Trial:
     position: Position = field(default_factory=Position)
     ending: CloseTrial | None = None
     server_failed: bool = False
+    witnessing: bool = False
+    progress: Progress = field(default_factory=Progress)
     recent: tuple[Recent, ...] = ()
 
     @property

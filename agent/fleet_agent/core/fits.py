@@ -1,0 +1,134 @@
+"""Owns whether an event of a trial fits the order that is awaited, is late, or cannot be; moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fleet_agent.core.effects import AwaitReady, CloseTrial, LaunchServer, MeasureRun, ProveConfiguration, StopServer
+from fleet_agent.core.trial import Server, Trial, Wanted
+from fleet_protos.events import (
+    AgentRestarted,
+    Body,
+    CancelRequested,
+    ConfigurationProved,
+    EvidenceCollected,
+    LoadFailed,
+    RunFinished,
+    ServerFailed,
+    ServerLaunched,
+    ServerLaunching,
+    ServerProgressed,
+    ServerReady,
+    ServerStopped,
+    TrialAccepted,
+    TrialOver,
+    WarmedUp,
+)
+from fleet_protos.trial import Phase
+
+Fit = Callable[[Trial, Body], "bool | None"]
+
+# True: it fits. False: it is late. None: it cannot be.
+
+
+def always(trial: Trial, body: Body) -> bool | None:
+    """Of a kind that asks for nothing but its phase."""
+    return True
+
+
+def _fits_launching(trial: Trial, body: Body) -> bool | None:
+    assert isinstance(body, ServerLaunching)
+    ordered = isinstance(trial.awaited, LaunchServer) and trial.awaited.witness == body.witness
+    return True if ordered and trial.server is Server.ABSENT else None
+
+
+def _fits_launched(trial: Trial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, LaunchServer) and trial.server is Server.LAUNCHING else None
+
+
+def _fits_progressed(trial: Trial, body: Body) -> bool | None:
+    return trial.server is Server.STARTING
+
+
+def _fits_ready(trial: Trial, body: Body) -> bool | None:
+    if isinstance(trial.awaited, ProveConfiguration | StopServer):
+        return False
+    return True if isinstance(trial.awaited, AwaitReady) else None
+
+
+def _fits_proved(trial: Trial, body: Body) -> bool | None:
+    assert isinstance(body, ConfigurationProved)
+    if isinstance(trial.awaited, StopServer) or (body.witness and not trial.witnessing):
+        return False
+    return True if isinstance(trial.awaited, ProveConfiguration) else None
+
+
+def _fits_load(trial: Trial, body: Body) -> bool | None:
+    """Compare (workload, run) of the load in flight with those of the event; run 0 is the warm-up."""
+    assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
+    expected = (trial.position.workload, trial.awaited.index if isinstance(trial.awaited, MeasureRun) else 0)
+    name, index = _load_of(body, expected[1])
+    names = [workload.name for workload in trial.spec.workloads]
+    if name in ("", names[expected[0]]):
+        told = (expected[0], index)
+    elif name in names:
+        told = (names.index(name), index)
+    else:
+        return None
+    return None if told > expected else told == expected
+
+
+def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[str, int]:
+    """Workload name and run; a failure names no run and so is that of the run in flight."""
+    if isinstance(body, RunFinished):
+        return body.run.workload, max(body.run.index, 1)
+    return body.workload, 0 if isinstance(body, WarmedUp) else current
+
+
+def _fits_server_failed(trial: Trial, body: Body) -> bool | None:
+    return not trial.server_failed and trial.server is not Server.STOPPING
+
+
+def _fits_cancel(trial: Trial, body: Body) -> bool | None:
+    return trial.wanted is Wanted.RUN
+
+
+def _fits_stopped(trial: Trial, body: Body) -> bool | None:
+    if isinstance(trial.awaited, StopServer):
+        return True
+    return False if trial.server is Server.GONE else None
+
+
+def _fits_over(trial: Trial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, CloseTrial) else None
+
+
+# What may still arrive from an order that was overtaken, or a second time. A second launch is never harmless, so it is not here.
+_REPEATED: frozenset[type] = frozenset({TrialAccepted})
+_FROM_LAUNCH: frozenset[type] = _REPEATED | {ServerProgressed, ServerReady, ConfigurationProved}
+_FROM_WORK: frozenset[type] = _FROM_LAUNCH | {WarmedUp, RunFinished, LoadFailed}
+
+LATE: Mapping[Phase, frozenset[type]] = {
+    Phase.QUEUED: frozenset(),
+    Phase.LAUNCHING: _REPEATED,
+    Phase.WARMING: _FROM_LAUNCH,
+    Phase.MEASURING: _FROM_LAUNCH,
+    Phase.COLLECTING: _FROM_WORK,
+    Phase.STOPPING: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested},
+    Phase.OVER: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
+}
+
+FITS: Mapping[type, Fit] = {
+    ServerLaunching: _fits_launching,
+    ServerLaunched: _fits_launched,
+    ServerProgressed: _fits_progressed,
+    ServerReady: _fits_ready,
+    ConfigurationProved: _fits_proved,
+    WarmedUp: _fits_load,
+    RunFinished: _fits_load,
+    LoadFailed: _fits_load,
+    ServerFailed: _fits_server_failed,
+    CancelRequested: _fits_cancel,
+    ServerStopped: _fits_stopped,
+    TrialOver: _fits_over,
+}
