@@ -11,6 +11,7 @@ from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, run_gates
 from fleet_agent.launching import Tools, TrialServer
 from fleet_agent.load.messages import LoadRequest
+from fleet_knowledge.figures.accept import Shape
 from fleet_protos import events as ev
 from fleet_protos.errors import LoadFailed
 from fleet_protos.trial import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
@@ -26,6 +27,7 @@ class Errands:
         self.server = TrialServer(spec, tools, gpus, folder)
         self._is_sglang = spec.engine.kind is not EngineKind.EXTERNAL  # of an external server its proof tells
         self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
+        self._shape = Shape.of(spec.engine.args)  # of the draft; the server may have resolved another
 
     # Server
 
@@ -35,6 +37,7 @@ class Errands:
         if isinstance(proved, ev.ConfigurationProved):
             self._flags = tuple(gate for gate in proved.gates if gate.effect is GateEffect.FLAG)
             self._is_sglang = self._is_sglang or "sglang" in proved.versions
+            self._shape = Shape.of({**self._spec.engine.args, **proved.effective_args})
         return proved
 
     # Load
@@ -85,6 +88,8 @@ class Errands:
             model=spec.engine.model_path,
             time_scale=self._time_scale,
             speculation=bool(spec.engine.args.get("speculative_algorithm")),
+            draft_steps=self._shape.steps or 0,
+            draft_tokens=self._shape.draft_tokens or 0,
             parquet=str(self._folder / f"{evidence.safe(workload.name)}-{index:03d}.parquet"),
             metadata=metadata,
             salt_scope=spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else "",

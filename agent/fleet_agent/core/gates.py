@@ -27,7 +27,7 @@ GATES: Mapping[str, GateEffect] = {
     "token_count_unchecked": GateEffect.FLAG,
     "prefix_cache_hit": GateEffect.VOID_RUN,
     "prefix_cache_unknown": GateEffect.FLAG,
-    "spec_ineffective": GateEffect.VOID_RUN,
+    "spec_ineffective": GateEffect.VOID_TRIAL,
     "spec_unproved": GateEffect.FLAG,
     "client_limited": GateEffect.VOID_RUN,
     "rate_not_sustained": GateEffect.FLAG,
@@ -111,7 +111,8 @@ def _speculation(facts: RunFacts) -> Iterator[Gate]:
     if facts.accept_length is None:
         yield _flag("spec_unproved", "speculation was asked for and the server shows no accept length")
     elif not facts.accept_length >= ACCEPT_LENGTH_MIN:
-        yield _void("spec_ineffective", f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect")
+        told = f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect"
+        yield Gate("spec_ineffective", GateEffect.VOID_TRIAL, told)  # another run of this launch would show the same
 
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:

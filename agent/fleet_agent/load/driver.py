@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fleet_agent.load import messages, shard
+from fleet_agent.load import counters, messages, shard
 from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
@@ -26,6 +26,7 @@ from fleet_agent.load.prompts import WARM_UP, Draw
 from fleet_agent.load.ray_session import CORES, RaySession, wait_for_end_of_ray
 from fleet_agent.load.records import Request
 from fleet_agent.load.summary import Conditions, Summary, summarise
+from fleet_knowledge.figures.accept import Shape
 from fleet_protos.errors import LoadFailed
 
 SHARE_FROM: Final = 16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
@@ -80,6 +81,8 @@ class Driver:
             self.templates[target.url] = await template_tokens(target, workload.api or "chat", workload.request_timeout_s)
         flushed = not warm and request.sglang and request.flush and await flush(target)
         plans = plan_shards(request, target, warm=warm, cancel_path=str(self.cancel_path(number)))
+        watched = request.speculation and request.sglang and not warm
+        before = await counters.look(target.url) if watched else ""
         results = await self.run_shards(number, plans)
         if any(result.cancelled for result in results):
             raise LoadFailed("cancelled")
@@ -87,6 +90,10 @@ class Driver:
         lags = tuple(lag for result in results for lag in result.lags_ns)
         conditions = Conditions(workload, request.time_scale, self.templates[target.url], lags, request.speculation)
         summary = summarise(requests, conditions)
+        if watched:
+            looks = counters.Looks(before, await counters.look_after(target.url, before, summary.output_tokens))
+            shape = Shape(request.draft_steps or None, request.draft_tokens or None)
+            summary = counters.with_speculation(summary, looks, shape, request.time_scale)
         reply = replace(_reply(summary), cache_flushed=flushed, started_unix_ns=min(result.started_unix_ns for result in results))
         if warm or not request.parquet:
             return reply

@@ -29,6 +29,8 @@ class LoadRequest:
     token: str = ""
     time_scale: float = 1.0
     speculation: bool = False  # the variant asks for it
+    draft_steps: int = 0  # of the server's resolved arguments; 0: not known
+    draft_tokens: int = 0
     parquet: str = ""  # where the raw data goes; empty: it is not kept
     metadata: Mapping[str, str] = field(default_factory=dict)  # into the raw file, as text: job, trial, attempt, variant
     salt_scope: str = ""  # the job of an external server, which outlives campaigns; empty elsewhere

@@ -98,6 +98,7 @@ def _metrics(good: Sequence[Request], tokens: int, wall_s: float, conditions: Co
         names.DISPATCH_DELAY_P99: scale * _dispatch_p99_s(good),
         names.ACHIEVED_CONCURRENCY: sum(e2e) / (wall_s * scale),
         names.ACCEPT_LENGTH: _accept_length(good),
+        names.VERIFY_STEPS: float(_verify_steps(good)) or None,
         names.CACHED_TOKEN_RATIO: _cached_ratio(good, conditions.template_tokens),
         names.GOODPUT_RATIO: _goodput(good, conditions),
     }
@@ -150,8 +151,12 @@ def _dispatch_p99_s(requests: Sequence[Request]) -> float:
 def _accept_length(good: Sequence[Request]) -> float | None:
     """Tokens per verify step over the requests that report steps; None: no speculation."""
     told = [request.response for request in good if request.response.verify_ct]
-    steps = sum(response.verify_ct or 0 for response in told)
+    steps = _verify_steps(good)
     return sum(response.completion_tokens or 0 for response in told) / steps if steps else None
+
+
+def _verify_steps(good: Sequence[Request]) -> int:
+    return sum(request.response.verify_ct or 0 for request in good)
 
 
 def _cached_ratio(good: Sequence[Request], template_tokens: int | None) -> float | None:

@@ -1,0 +1,97 @@
+"""Owns the looks at a server's /metrics around a run, and what its counters say of speculation in between; never looks inside a run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fleet_agent.engines.http import exchange
+from fleet_agent.load.summary import Summary
+from fleet_knowledge.figures.accept import Definition, Shape, rates
+from fleet_knowledge.figures.device_timer import DeviceTimes, cycle
+from fleet_knowledge.figures.exposition import is_whole
+from fleet_knowledge.figures.window import Accepted, Counters, of_counters
+from fleet_protos import metrics as names
+
+_LOOK_LIMIT_S: Final = 5.0
+_SETTLE_LOOKS: Final = 5
+_SETTLE_PAUSE_S: Final = 0.1  # a request is counted when it finishes, which is not always before its last byte is sent
+_TOKENS_APART_MAX: Final = 0.02  # more: somebody else's requests are in the window too
+_RATES: Final = {
+    Definition.OF_STEPS: names.ACCEPT_RATE_OF_STEPS,
+    Definition.OF_TOKENS: names.ACCEPT_RATE_OF_TOKENS,
+    Definition.OF_DRAFTS: names.ACCEPT_RATE_OF_DRAFTS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """/metrics before and after a run; empty texts: the server shows none."""
+
+    before: str = ""
+    after: str = ""
+
+
+async def look(url: str) -> str:
+    """/metrics as it is now; empty when it cannot be had whole."""
+    try:
+        async with asyncio.timeout(_LOOK_LIMIT_S):
+            status, content = await exchange(url, "/metrics")
+    except (OSError, EOFError, ValueError, TimeoutError):
+        return ""
+    text = content.decode(errors="replace")
+    return text if status == 200 and is_whole(text) else ""
+
+
+async def look_after(url: str, before: str, tokens: int) -> str:
+    """/metrics once the server has counted `tokens` more than `before`, or after half a second."""
+    text = ""
+    for _ in range(_SETTLE_LOOKS if before else 0):
+        text = await look(url)
+        grown = _grown(before, text)
+        if not text or grown is None or grown >= tokens:
+            break
+        await asyncio.sleep(_SETTLE_PAUSE_S)
+    return text
+
+
+def with_speculation(summary: Summary, looks: Looks, shape: Shape, time_scale: float = 1.0) -> Summary:
+    """The summary with what the counters and the draft's shape add: the window's accept length, rates by definition, seconds of a cycle.
+
+    Where no request told its verify steps the window's accept length stands in for theirs.
+    """
+    if not summary.metrics:
+        return summary
+    accepted = _window(looks, summary.output_tokens)
+    own = summary.metrics.get(names.ACCEPT_LENGTH)
+    length = own if own is not None else accepted.length
+    metrics = {
+        names.ACCEPT_LENGTH: length,
+        names.ACCEPT_LENGTH_WINDOW: accepted.length,
+        names.VERIFY_STEPS: summary.metrics.get(names.VERIFY_STEPS, accepted.verify_count),
+        **{_RATES[definition]: rate for definition, rate in rates(length, shape).items()},
+        **_cycle(looks, time_scale),
+    }
+    found = {name: float(value) for name, value in metrics.items() if value is not None}
+    return replace(summary, metrics={**summary.metrics, **found}, facts={**summary.facts, "accept_length": length})
+
+
+def _window(looks: Looks, tokens: int) -> Accepted:
+    grown = _grown(looks.before, looks.after)
+    if grown is None or not tokens or abs(grown - tokens) > _TOKENS_APART_MAX * tokens:
+        return Accepted(why="the window holds other requests, or has no counters")
+    return of_counters(Counters.of_text(looks.before), Counters.of_text(looks.after))
+
+
+def _grown(before: str, after: str) -> float | None:
+    first, last = Counters.of_text(before).generated, Counters.of_text(after).generated
+    return None if last is None else last - (first or 0.0)
+
+
+def _cycle(looks: Looks, time_scale: float) -> dict[str, float]:
+    found = cycle(DeviceTimes.of_text(looks.before), DeviceTimes.of_text(looks.after))
+    if found is None:
+        return {}
+    seconds = {names.DRAFT_S: found.draft_s, names.DRAFT_EXTEND_S: found.extend_s, names.VERIFY_S: found.verify_s}
+    return {name: value * time_scale for name, value in seconds.items()}
