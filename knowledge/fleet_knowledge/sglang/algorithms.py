@@ -1,0 +1,131 @@
+"""Owns the table of SGLang's speculative algorithms and of the models that draft for themselves, by version; judges no configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet_knowledge.release import Between
+
+ALIASES: Mapping[str, str] = {"NEXTN": "EAGLE"}  # from 0.4.4; server_args.py: "NEXTN shares the same implementation of EAGLE"
+EAGLE_LIKE = frozenset({"EAGLE", "EAGLE3", "STANDALONE"})  # a draft model proposes a tree of steps × topk
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """`versions` have it. `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or `none`.
+
+    `refuses_dp_attention` and `refuses_pp` say in which versions the combination stops the launch; None: never.
+    `forces_one`: steps and topk are set to 1 whatever is asked.
+    """
+
+    name: str
+    versions: Between
+    draft: str
+    source: str
+    refuses_dp_attention: Between | None = None
+    refuses_pp: Between | None = None
+    forces_one: bool = False
+
+
+_NO_PP = Between("0.4.6")  # check_server_args; 0.5.23 validation_hook.py: "currently only supports EAGLE"
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    row.name: row
+    for row in (
+        Algorithm("EAGLE", Between("0.4.3"), "own", "0.4.3 - 0.5.23 server_args.py", refuses_pp=Between("0.4.6", "0.5.15")),
+        Algorithm("EAGLE3", Between("0.4.5"), "needed", "0.4.6.post5 - 0.5.23 server_args.py; issue 36528", refuses_pp=_NO_PP),
+        Algorithm(
+            "STANDALONE", Between("0.5.3"), "needed", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP
+        ),
+        Algorithm("NGRAM", Between("0.5.3"), "none", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP),
+        Algorithm(
+            "DFLASH", Between("0.5.12"), "needed", "0.5.12 - 0.5.23 speculative_hook.py",
+            refuses_dp_attention=Between("0.5.12", "0.5.15"), refuses_pp=Between(), forces_one=True,
+        ),
+        Algorithm("DSPARK", Between("0.5.18"), "bundled", "0.5.18 - 0.5.23 speculative_hook.py", refuses_pp=Between(), forces_one=True),
+        Algorithm("UNO", Between("0.5.23"), "none", "0.5.23 speculative_hook.py", refuses_dp_attention=Between(), refuses_pp=Between()),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayers:
+    """Models whose checkpoint holds draft layers (MTP, NextN): `name` matches their names, `versions` use the layers without a path."""
+
+    name: re.Pattern[str]
+    architecture: str
+    versions: Between
+    source: str
+
+
+def _own(pattern: str, architecture: str, first: str, source: str) -> OwnLayers:
+    return OwnLayers(re.compile(pattern, re.I), architecture, Between(first), source)
+
+
+_CONFIG = "0.5.23 configs/model_config.py: a draft architecture for the same checkpoint"
+
+# Architectures for which server_args.py (speculative_hook.py from 0.5.14) takes the target's own path as the draft's.
+OWN_LAYERS: tuple[OwnLayers, ...] = (
+    _own(r"deepseek[-_]?(v3\.2|v32)", "DeepseekV32ForCausalLM", "0.5.3", "0.5.3 server_args.py"),
+    _own(r"deepseek[-_]?v4", "DeepseekV4ForCausalLM", "0.5.12", "0.5.23 speculative_hook.py"),
+    _own(r"deepseek[-_]?(v3|r1)|\bds[-_]?(v3|r1)", "DeepseekV3ForCausalLM", "0.4.6", "0.4.6.post5 server_args.py"),
+    _own(r"glm[-_]?4\.[5-9]|glm[-_]?5", "Glm4MoeForCausalLM", "0.4.9", "0.4.9.post6, 0.5.9 server_args.py"),
+    _own(r"ling[-_](mini|flash|1t|plus)|bailing", "BailingMoeForCausalLM", "0.5.3", "0.5.3 server_args.py"),
+    _own(r"mistral[-_]?large[-_]?3|pixtral", "MistralLarge3ForCausalLM", "0.5.9", "0.5.9 server_args.py"),
+    _own(r"mimo[-_]", "MiMoV2FlashForCausalLM", "0.5.7", _CONFIG),
+    _own(r"qwen3[-_]next|qwen3\.[5-9]|qwen4", "Qwen3NextForCausalLM", "0.5.3", _CONFIG),
+    _own(r"longcat", "LongcatFlashForCausalLM", "0.5.3", _CONFIG),
+    _own(r"step[-_]?3\.5", "Step3p5ForCausalLM", "0.5.9", _CONFIG),
+    _own(r"nemotron[-_]?3", "NemotronHForCausalLM", "0.5.9", _CONFIG),
+    _own(r"exaone[-_]?moe|k-exaone", "ExaoneMoEForCausalLM", "0.5.9", _CONFIG),
+    _own(r"hy[-_]?v[34]", "HYV3ForCausalLM", "0.5.12", "0.5.12 server_args.py"),
+)
+
+FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"llama", re.I), "LlamaForCausalLM"),
+    (re.compile(r"grok", re.I), "Grok1ForCausalLM"),
+)
+
+
+def own_layers(model_path: str) -> OwnLayers | None:
+    """The row of the model by its name; None when its name is not of a model known to draft for itself."""
+    return next((row for row in OWN_LAYERS if row.name.search(model_path)), None)
+
+
+def family(model_path: str) -> str:
+    """The architecture that a model's name tells, for SGLang's automatic values; empty when it tells none."""
+    own = own_layers(model_path)
+    return own.architecture if own else next((name for pattern, name in FAMILIES if pattern.search(model_path)), "")
+
+
+_EAGLE3_NAME = re.compile(r"eagle[-_ ]?3(?![0-9])", re.I)
+_EAGLE1_NAME = re.compile(r"eagle2?(?![a-z0-9]|[-_ ]?3(?![0-9]))", re.I)
+
+
+def names_eagle3(path: str) -> bool:
+    """True when the last two parts of a draft's path say EAGLE-3, as all published EAGLE-3 drafts do."""
+    return bool(_EAGLE3_NAME.search(_tail(path)))
+
+
+def names_older_eagle(path: str) -> bool:
+    """True when the last part of a draft's path says EAGLE or EAGLE-2, and no part EAGLE-3."""
+    return not names_eagle3(path) and bool(_EAGLE1_NAME.search(path.rstrip("/").rsplit("/", 1)[-1]))
+
+
+def _tail(path: str) -> str:
+    return "/".join(path.rstrip("/").rsplit("/", 2)[-2:])
+
+
+def is_eagle3_config(config: Mapping[str, object]) -> bool:
+    """True for the config.json of an EAGLE-3 draft: its architecture, or the reduced draft vocabulary or hidden-state layers it names.
+
+    Source: llama_eagle3.py and the published drafts (SpecForge, AngelSlim, lmsys): `LlamaForCausalLMEagle3`, `draft_vocab_size`,
+    `eagle_config.eagle_aux_hidden_state_layer_ids`.
+    """
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and any(_EAGLE3_NAME.search(str(name)) for name in architectures):
+        return True
+    eagle = config.get("eagle_config")
+    return isinstance(eagle, Mapping) and "eagle_aux_hidden_state_layer_ids" in eagle

@@ -1,0 +1,134 @@
+"""Owns the options of SGLang's server by version: spellings, kinds, what was renamed. Judges no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+
+from fleet_knowledge.release import Release
+from fleet_knowledge.sglang.releases import NEWEST_READ, Holds, has
+
+_LONGEST_NAME = 80
+_SHORTEST_BEGINNING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One option. `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m several, x changed between versions.
+
+    `first` and `last` are the first and last of the releases read that have it, `last` empty when the newest has. `default` is its
+    default where that was the same in all of them, else empty.
+    """
+
+    name: str
+    first: str
+    last: str
+    kind: str
+    default: str
+    spellings: tuple[str, ...]
+
+    def is_in(self, release: Release | None) -> Holds:
+        """Whether a version has it."""
+        return has(self.first, self.last, _table().read, release)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How an argument was read. `shortened`: completed to the one that it begins; `others`: what it begins as well, in some version."""
+
+    name: str
+    known: bool
+    shortened: bool = False
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    read: tuple[Release, ...]
+    arguments: Mapping[str, Argument]
+    spellings: Mapping[str, str]
+
+
+@cache
+def _table() -> _Table:
+    lines = files(__package__).joinpath("arguments.txt").read_text(encoding="utf-8").splitlines()
+    [read] = [line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")]
+    arguments = {entry.name: entry for line in lines if line and not line.startswith("#") for entry in [_argument(line)]}
+    spellings = {spelling: entry.name for entry in arguments.values() for spelling in (entry.name, *entry.spellings)}
+    return _Table(tuple(release for text in read if (release := Release.read(text))), arguments, spellings)
+
+
+def _argument(line: str) -> Argument:
+    name, first, last, kind, *rest = line.split()
+    default = rest.pop(0)[1:] if rest and rest[0].startswith("=") else ""
+    return Argument(name, first, "" if last == "-" else last, kind, default, tuple(rest))
+
+
+def arguments() -> Mapping[str, Argument]:
+    """All options of all releases read, by SGLang's own name."""
+    return _table().arguments
+
+
+def aliases() -> Mapping[str, str]:
+    """Other spellings → SGLang's own name."""
+    return {spelling: name for spelling, name in _table().spellings.items() if spelling != name}
+
+
+def spell(written: str, release: Release | None = None) -> Spelling:
+    """SGLang's own name for what was written: dashes become underscores, other spellings their option, a unique beginning the whole.
+
+    argparse takes a beginning that only one option has, so what is complete in one version is ambiguous in a later one. A beginning is
+    read as the option that it meant in the version given, else in the newest version read in which it was unique and which is still there.
+    """
+    name = written.strip().lstrip("-").replace("-", "_")
+    known = _table().spellings.get(name)
+    if known:
+        return Spelling(known, known=True)
+    if len(name) < _SHORTEST_BEGINNING:
+        return Spelling(name, known=False)
+    begun = {entry.name for spelling, entry in _spellings() if spelling.startswith(name)}
+    if not begun:
+        return Spelling(name, known=False)
+    meant = _meant(begun, release)
+    if not meant:
+        return Spelling(name, known=False, others=tuple(sorted(begun)))
+    others = {other for other in begun if arguments()[other].is_in(release)}
+    return Spelling(meant, known=True, shortened=True, others=tuple(sorted(others - {meant})))
+
+
+def _spellings() -> Iterable[tuple[str, Argument]]:
+    table = _table()
+    return ((spelling, table.arguments[name]) for spelling, name in table.spellings.items())
+
+
+def _meant(begun: set[str], release: Release | None) -> str:
+    """The one option that a beginning stands for; empty when no version tells."""
+    for version in (release,) if release else reversed(_table().read):
+        here = [name for name in begun if arguments()[name].is_in(version) == Holds.YES]
+        if len(here) == 1 and (release or arguments()[here[0]].is_in(_table().read[-1])):
+            return here[0]
+    return ""
+
+
+def nearest(name: str) -> str:
+    """The known option nearest to `name`, or an empty text."""
+    known = _table().spellings
+    found = get_close_matches(name, list(known), n=1, cutoff=0.75) if len(name) <= _LONGEST_NAME else []
+    return known[found[0]] if found else ""
+
+
+def is_negatable(name: str) -> bool:
+    """True when the newest release read has a `--no-` form of it, so that false says something."""
+    entry = arguments().get(name)
+    return entry is not None and entry.kind == "n"
+
+
+def newest() -> Release:
+    """The newest release that was read."""
+    return _table().read[-1]
+
+
+__all__ = ["NEWEST_READ", "Argument", "Spelling", "aliases", "arguments", "is_negatable", "nearest", "newest", "spell"]

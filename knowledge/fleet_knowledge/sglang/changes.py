@@ -1,0 +1,181 @@
+"""Owns the changes that SGLang makes to its own arguments and that leave a job's meaning whole: one row each, with versions and source.
+
+A row is about an argument that the job set and that the server shows with another value. What is in no row is a changed configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_knowledge.release import Between, Release
+
+_BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend", "speculative_draft_attention_backend")
+_EXPERT_BACKENDS = ("deepep", "mooncake", "nixl", "ascend_fuseep", "flashinfer", "mori", "megamoe")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One argument as it was asked for and as it is shown, among all that are shown."""
+
+    value: Any
+    shown: Any
+    all_shown: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownChange:
+    """A change that SGLang makes by itself. `versions`: where it was found, an open end meaning up to 0.5.23, the newest that was read."""
+
+    argument: str
+    versions: Between
+    source: str
+    why: str
+    holds: Callable[[Asked], bool]
+
+
+def known_change(name: str, asked: Asked, version: str) -> KnownChange | None:
+    """The row that explains the change in `version`; in every version where that cannot be read."""
+    release = Release.read(version)
+    rows = (row for row in KNOWN_CHANGES if row.argument == name and row.versions.holds(release))
+    return next((row for row in rows if _holds(row, asked)), None)
+
+
+def _holds(row: KnownChange, asked: Asked) -> bool:
+    """What is not the number that a row reckons with is not explained by it."""
+    try:
+        return row.holds(asked)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return False
+
+
+def _chain(asked: Asked) -> bool:
+    steps = asked.all_shown.get("speculative_num_steps")
+    return asked.all_shown.get("speculative_eagle_topk") == 1 and isinstance(steps, int) and asked.shown == steps + 1
+
+
+def _is_for(shown: int, *algorithms: str) -> Callable[[Asked], bool]:
+    return lambda asked: asked.shown == shown and asked.all_shown.get("speculative_algorithm") in algorithms
+
+
+def _becomes(value: Any, shown: Any) -> Callable[[Asked], bool]:
+    return lambda asked: (asked.value, asked.shown) == (value, shown)
+
+
+def _uses(asked: Asked, *backends: str) -> bool:
+    return any(asked.all_shown.get(name) in backends for name in _BACKENDS)
+
+
+def _page_of(*backends: str) -> Callable[[Asked], bool]:
+    return lambda asked: asked.shown in (32, 64, 128) and _uses(asked, *backends)
+
+
+def _scaled(asked: Asked, factor: float) -> bool:
+    return abs(float(asked.shown) - float(asked.value) * factor) < 1e-9
+
+
+def _relaxed_for_dp(asked: Asked) -> bool:
+    return bool(asked.all_shown.get("enable_dp_attention")) and _scaled(asked, 0.3)
+
+
+def _shared_over_dp(asked: Asked) -> bool:
+    ranks = asked.all_shown.get("attn_dp_size") or asked.all_shown.get("dp_size") or 1
+    return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(asked.value) // int(ranks)
+
+
+def _experts_over_all(asked: Asked) -> bool:
+    switched = asked.all_shown.get("enable_ep_moe") or asked.all_shown.get("enable_deepep_moe")
+    return bool(asked.shown == asked.all_shown.get("tp_size") and (switched or asked.all_shown.get("moe_a2a_backend") in _EXPERT_BACKENDS))
+
+
+def _off_with_speculation(asked: Asked) -> bool:
+    return not asked.shown and bool(asked.all_shown.get("speculative_algorithm"))
+
+
+def _overlap_off(asked: Asked) -> bool:
+    return bool(asked.shown and (asked.all_shown.get("speculative_algorithm") or (asked.all_shown.get("pp_size") or 1) > 1))
+
+
+def _one_rank(asked: Asked) -> bool:
+    return not asked.shown and asked.all_shown.get("dp_size") == 1
+
+
+def _ngram_breadth(asked: Asked) -> bool:
+    shown = asked.all_shown
+    return shown.get("speculative_algorithm") == "NGRAM" and asked.shown == shown.get("speculative_ngram_max_bfs_breadth")
+
+
+_ARGS = "sglang server_args.py"
+_HOOKS = "sglang arg_groups"
+KNOWN_CHANGES = (
+    KnownChange(
+        "speculative_algorithm", Between("0.4.4"), f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
+        "NEXTN is SGLang's alias of EAGLE", _becomes("NEXTN", "EAGLE"),
+    ),
+    *(
+        KnownChange(
+            "speculative_algorithm", Between("0.5.12"), f"{_ARGS} 0.5.12; {_HOOKS}/speculative_hook.py 0.5.23",
+            "a Gemma 4 assistant drafts in its own way", _becomes(asked, "FROZEN_KV_MTP"),
+        )
+        for asked in ("EAGLE", "NEXTN")
+    ),
+    KnownChange(
+        "speculative_num_draft_tokens", Between("0.4.6"), f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
+        "with speculative_eagle_topk=1 SGLang always uses num_steps + 1", _chain,
+    ),
+    KnownChange(
+        "speculative_num_steps", Between("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
+        "this algorithm always has 1", _is_for(1, "DFLASH", "DSPARK"),
+    ),
+    KnownChange(
+        "speculative_num_steps", Between("0.5.3"), f"{_HOOKS}/speculative_hook.py 0.5.23",
+        "NGRAM has no steps", _is_for(0, "NGRAM"),
+    ),
+    KnownChange(
+        "speculative_eagle_topk", Between("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
+        "this algorithm always has 1", _is_for(1, "DFLASH", "DSPARK"),
+    ),
+    KnownChange(
+        "speculative_eagle_topk", Between("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.18",
+        "NGRAM takes its breadth from speculative_ngram_max_bfs_breadth", _ngram_breadth,
+    ),
+    KnownChange(
+        "enable_mixed_chunk", Between("0.4.9"), f"{_ARGS} 0.4.9 - 0.5.18; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
+        "speculation switches mixed chunks off", _off_with_speculation,
+    ),
+    KnownChange(
+        "disable_overlap_schedule", Between("0.4.4"), f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "SGLang cannot overlap scheduling with this speculation or with pipeline stages", _overlap_off,
+    ),
+    KnownChange(
+        "page_size", Between("0.4.6"), f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "this attention backend has its own page sizes",
+        _page_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "fa4", "hpc_ops", "intel_xpu", "ascend", "nsa"),
+    ),
+    KnownChange(
+        "kv_cache_dtype", Between("0.5.1"), f"{_ARGS} 0.5.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "two names of one type", _becomes("bf16", "bfloat16"),
+    ),
+    KnownChange(
+        "schedule_conservativeness", Between("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
+        "DP attention multiplies it by 0.3", _relaxed_for_dp,
+    ),
+    KnownChange(
+        "chunked_prefill_size", Between("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
+        "DP attention divides it by its ranks", _shared_over_dp,
+    ),
+    KnownChange(
+        "enable_dp_attention", Between("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.12",
+        "with one data-parallel rank there is no DP attention", _one_rank,
+    ),
+    KnownChange(
+        "ep_size", Between("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "this expert backend always spreads the experts over all tensor-parallel ranks", _experts_over_all,
+    ),
+    KnownChange(
+        "mem_fraction_static", Between("0.5.9"), f"{_ARGS} 0.5.9 - 0.5.18; {_HOOKS}/attention_hook.py 0.5.20, 0.5.23",
+        "with aiter and a long context SGLang keeps 15 % for its workspace",
+        lambda asked: _uses(asked, "aiter") and _scaled(asked, 0.85),
+    ),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Owns the sweep notation `bs,steps,topk,draft` of SGLang's own scripts: what each entry launches and which repeat another. Writes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet_knowledge.sglang.settled import tree_capacity
+
+_ENTRY = re.compile(r"[+-]?\d+")
+_FORM = "four whole numbers: batch size, steps, topk, draft tokens, such as 1,3,1,4; 1,0,0,0 is without speculation"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One entry as the server runs it. `batch` is the client's concurrency; `steps` 0 = without speculation.
+
+    `adjusted_from` is what was asked where the server takes other draft tokens; `duplicate_of` the index (from 0) of the entry that it
+    repeats; `verdict` begins with `warn:` or `error:` and is empty when there is nothing to tell.
+    """
+
+    text: str
+    batch: int = 0
+    steps: int = 0
+    topk: int = 0
+    draft_tokens: int = 0
+    adjusted_from: int | None = None
+    duplicate_of: int | None = None
+    verdict: str = ""
+
+    @property
+    def speculates(self) -> bool:
+        """True when the entry asks for speculation."""
+        return self.steps > 0
+
+    @property
+    def server(self) -> tuple[int, int, int]:
+        """What needs a launch of its own: the batch size is the client's alone."""
+        return self.steps, self.topk, self.draft_tokens
+
+    @property
+    def is_wrong(self) -> bool:
+        """True when nothing can be launched for it."""
+        return self.verdict.startswith("error:")
+
+    def to_json(self) -> dict[str, Any]:
+        """The point with the keys of the notation; what does not apply is left out."""
+        if self.is_wrong:
+            return {"text": self.text, "verdict": self.verdict}
+        shape = {"steps": self.steps, "topk": self.topk, "draft": self.draft_tokens} if self.speculates else {"speculative": False}
+        told = {"adjusted_from": self.adjusted_from, "duplicate_of": self.duplicate_of, "verdict": self.verdict or None}
+        return {"bs": self.batch, **shape, **{key: value for key, value in told.items() if value is not None}}
+
+
+def expand(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
+    """Each entry in order. At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries that differ there alone are one."""
+    points: list[SweepPoint] = []
+    for entry in entries:
+        point = _point(entry)
+        same = next((index for index, other in enumerate(points) if not other.is_wrong and _key(other) == _key(point)), None)
+        points.append(point if point.is_wrong or same is None else replace(point, duplicate_of=same))
+    return tuple(points)
+
+
+def servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
+    """One point for each server that must be launched, in the order of the first entry that needs it."""
+    return tuple({point.server: point for point in reversed(points) if not point.is_wrong}.values())[::-1]
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Entries of a text: between blanks or semicolons, quotes and brackets dropped."""
+    return tuple(entry for part in re.split(r"[\s;]+", text) if (entry := part.strip("\"'[](),")))
+
+
+def _key(point: SweepPoint) -> tuple[int, ...]:
+    return (point.batch, *point.server)
+
+
+def _point(text: str) -> SweepPoint:
+    parts = [part.strip() for part in text.strip().split(",")]
+    if len(parts) != 4 or not all(_ENTRY.fullmatch(part) for part in parts):
+        return SweepPoint(text, verdict=f"error: `{text[:60]}` is not {_FORM}")
+    batch, steps, topk, tokens = map(int, parts)
+    if batch < 1 or min(steps, topk, tokens) < 0:
+        return SweepPoint(text, verdict=f"error: `{text[:60]}`: the batch size must be above 0, the others not below")
+    if steps == 0:
+        told = "" if topk == 0 and tokens == 0 else "warn: no steps, so topk and draft tokens say nothing: runs without speculation"
+        return SweepPoint(text, batch, verdict=told)
+    if topk == 0 or (topk > 1 and tokens == 0):
+        return SweepPoint(text, verdict=f"error: `{text[:60]}`: {steps} steps need a topk, and a topk above 1 needs draft tokens")
+    return _speculative(text, batch, (steps, topk, tokens))
+
+
+def _speculative(text: str, batch: int, asked: tuple[int, int, int]) -> SweepPoint:
+    steps, topk, tokens = asked
+    if topk == 1:
+        return SweepPoint(text, batch, steps, topk, steps + 1, adjusted_from=tokens if tokens not in (0, steps + 1) else None)
+    point, capacity = SweepPoint(text, batch, steps, topk, tokens), tree_capacity(steps, topk)
+    if tokens - 1 > capacity:
+        nodes = f"{topk} + {steps - 1}*{topk}*{topk} = {capacity} nodes + root"
+        return replace(point, verdict=f"warn: more draft tokens than the tree can hold ({nodes})")
+    if tokens < steps + 1:
+        return replace(point, verdict=f"warn: {tokens} draft tokens leave out the last of {steps} steps")
+    return point
