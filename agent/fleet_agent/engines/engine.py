@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +13,17 @@ from fleet_protos.trial import TrialSpec
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """One process to start: its argument list, its whole environment and its working folder."""
+    """One server to start: its argument list, its whole environment and its working folder, as they are recorded.
+
+    Secrets stand in `env` as `secret://NAME`. In a container the environment travels in `env_file` (it is written for the launch, and
+    removed after it), and the process itself, the runtime's client, has `client_env`.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
+    env_file: str = ""
+    client_env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fleet_protos.errors import ConfigError
+from fleet_protos.trial import Gang
+
 # Options whose `--no-` form exists (argparse.BooleanOptionalAction), from `launch_server --help` of 0.5.23. For any other
 # option False is its default and says nothing, so it is left out.
 NEGATABLE = frozenset({
@@ -32,6 +35,15 @@ def option(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return (flag, *map(str, value))
     return (flag, json.dumps(dict(value)) if isinstance(value, Mapping) else str(value))
+
+
+def gang_words(gang: Gang) -> tuple[str, ...]:
+    """This host's place in a server over several; none for a server on one. Raises ConfigError without a place to meet."""
+    if gang.nodes < 2:
+        return ()
+    if not gang.init_address:
+        raise ConfigError(f"a server over {gang.nodes} hosts needs the address at which they meet", "give all hosts of a gang the same one")
+    return ("--nnodes", str(gang.nodes), "--node-rank", str(gang.rank), "--dist-init-addr", gang.init_address)
 
 
 def at_home(args: Mapping[str, Any], home: str) -> dict[str, Any]:

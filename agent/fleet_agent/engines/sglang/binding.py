@@ -1,0 +1,117 @@
+"""Owns which CPUs a server may run on: from what a job asks and where its GPUs are to words of a command line. Pure; binds nothing.
+
+Sources: taskset(1) and numactl(8); `--numa-node` of SGLang is one node for each GPU that the server sees (server_args.py, numa_utils.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleet_knowledge.release import Between, Release
+from fleet_protos.errors import ConfigError
+
+NUMA_NODE_OPTION = Between("0.5.2")  # not in 0.5.1, in 0.5.2 - 0.5.23, by their wheels
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_MOST_CPUS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class HostCpus:
+    """CPUs of a host as the kernel shows them. `programs`: the full path of taskset and numactl, as far as they are there."""
+
+    nodes: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    allowed: frozenset[int] = frozenset()
+    node_of_gpu: Mapping[int, int] = field(default_factory=dict)  # a GPU whose node is not known is not in it
+    programs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """CPUs chosen for one server; none: it is left as it is. `nodes`: of its GPUs. `per_gpu`: the node of each, in their order."""
+
+    cpus: frozenset[int] = frozenset()
+    nodes: tuple[int, ...] = ()
+    per_gpu: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a binding adds to a command: words before it, and words of SGLang's own behind it."""
+
+    prefix: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+def choose(asked: str, gpus: tuple[int, ...], host: HostCpus) -> Choice:
+    """The CPUs that `none`, `auto` or a list like `0-31,64-95` means here. Raises ConfigError for a list that this host cannot give."""
+    if asked in ("", "none"):
+        return Choice()
+    return _nearest(gpus, host) if asked == "auto" else Choice(_listed(asked, host))
+
+
+def _listed(asked: str, host: HostCpus) -> frozenset[int]:
+    cpus = read_cpu_list(asked)
+    if not cpus:
+        raise ConfigError(f"engine.cpu_binding is `{asked}`: no list of CPUs", "write none, auto, or a list like 0-31,64-95")
+    if missing := cpus - host.allowed:
+        told = f"engine.cpu_binding asks for CPU {cpu_list(missing)}, which this agent may not use: it has {cpu_list(host.allowed)}"
+        raise ConfigError(told, "choose among those, or give the agent more (its cgroup or systemd unit limits it)")
+    return cpus
+
+
+def _nearest(gpus: tuple[int, ...], host: HostCpus) -> Choice:
+    """CPUs of the nodes of these GPUs. Nothing where that is not known, where there are no GPUs, or where it would be all that there is."""
+    if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
+        return Choice()
+    per_gpu = tuple(host.node_of_gpu[gpu] for gpu in gpus)
+    nodes = tuple(sorted(set(per_gpu)))
+    cpus = frozenset().union(*(host.nodes.get(node, frozenset()) for node in nodes)) & host.allowed
+    several = len(nodes) > 1
+    return Choice(cpus, nodes, per_gpu) if cpus and (several or cpus != host.allowed) else Choice()
+
+
+def bind(choice: Choice, host: HostCpus, version: Release | None, *, own_nodes: bool = False) -> Binding:
+    """How a command of this host is bound to the choice. `version`: of its SGLang, None when not known; `own_nodes`: the job says them.
+
+    GPUs of several nodes: SGLang binds each of its processes to the node of its GPU, where its version can. Raises ConfigError when the
+    host has no program for it.
+    """
+    if not choice.cpus or own_nodes:
+        return Binding()
+    if len(choice.nodes) > 1 and version is not None and NUMA_NODE_OPTION.holds(version):
+        return Binding(words=("--numa-node", *map(str, choice.per_gpu)))
+    if choice.nodes and choice.cpus == host.allowed:
+        return Binding()
+    if len(choice.nodes) == 1 and "numactl" in host.programs and choice.cpus == host.nodes[choice.nodes[0]]:
+        node = choice.nodes[0]
+        return Binding((host.programs["numactl"], f"--cpunodebind={node}", f"--membind={node}"))
+    if "taskset" not in host.programs:
+        raise ConfigError("engine.cpu_binding needs taskset or numactl, and neither is on this host", "install util-linux, or write none")
+    return Binding((host.programs["taskset"], "--cpu-list", cpu_list(choice.cpus)))
+
+
+def read_cpu_list(text: str) -> frozenset[int]:
+    """The CPUs of a list as the kernel and taskset write it; empty when it is none."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if not found:
+            return frozenset()
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first or last >= _MOST_CPUS:
+            return frozenset()
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """`0-3,8` of a set of CPUs."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -1,0 +1,80 @@
+"""Owns the finding of a host's container runtime and of what limits it; starts no container.
+
+Sources: capabilities(7), CAP_SYS_RESOURCE is bit 24; getrlimit(2).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleet_agent.engines.sglang.container import UNLIMITED, Runtime
+from fleet_protos.errors import ConfigError
+
+_MAY_RAISE_LIMITS = 1 << 24
+_DOCKER_SOCKET = Path("/var/run/docker.sock")
+_INITS = tuple(f"/usr/{folder}/catatonit" for folder in ("libexec/podman", "lib/podman", "local/libexec/podman", "libexec/catatonit"))
+_INFINIBAND = Path("/dev/infiniband")
+
+# What a runtime's client needs to find its daemon, its storage and its settings; of the server's environment it is no part.
+_CLIENT_VARIABLES = (
+    "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
+    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
+    "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE",
+)  # fmt: skip
+
+
+def client_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of `docker` or `podman` itself."""
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", **{name: env[name] for name in _CLIENT_VARIABLES if name in env}}
+
+
+def find_runtime(asked: str, env: Mapping[str, str]) -> Runtime:
+    """The runtime that the job names, else the one that can run here: docker with a daemon, podman, docker. Raises ConfigError."""
+    docker, podman = shutil.which("docker"), shutil.which("podman")
+    has_daemon = _DOCKER_SOCKET.exists() or bool(env.get("DOCKER_HOST") or env.get("DOCKER_CONTEXT"))
+    kinds = [asked] if asked else ["docker", "podman"] if has_daemon or not podman else ["podman"]
+    for kind, program in (("docker", docker), ("podman", podman)):
+        if kind in kinds and program:
+            return _runtime(kind, program)
+    named = f"`{asked}`" if asked else "neither docker nor podman"
+    raise ConfigError(f"engine.container: {named} is {'not ' if asked else ''}on this host", "install it, or write engine.python instead")
+
+
+def _runtime(kind: str, program: str) -> Runtime:
+    infiniband = _INFINIBAND.exists()
+    if kind == "docker":
+        return Runtime(kind, program, has_infiniband=infiniband)
+    has_init = bool(shutil.which("catatonit")) or any(Path(path).exists() for path in _INITS)
+    return Runtime(kind, program, {} if _may_raise_limits() else _hard_limits(), has_init, infiniband)
+
+
+def _may_raise_limits() -> bool:
+    for line in _text("/proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) & _MAY_RAISE_LIMITS)
+    return False
+
+
+def _hard_limits() -> dict[str, int]:
+    numbers = {
+        "memlock": resource.RLIMIT_MEMLOCK,
+        "stack": resource.RLIMIT_STACK,
+        "nofile": resource.RLIMIT_NOFILE,
+        "nproc": resource.RLIMIT_NPROC,
+    }
+    limits = {name: resource.getrlimit(number)[1] for name, number in numbers.items()}
+    most = int(_text("/proc/sys/kernel/pid_max").strip() or 0)
+    if most and (limits["nproc"] == UNLIMITED or limits["nproc"] > most):
+        limits["nproc"] = most  # podman lowers its own to it
+    return limits
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
