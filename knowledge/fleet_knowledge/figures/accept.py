@@ -34,7 +34,7 @@ class Row:
 
 
 TABLE = (
-    Row(Between("0.5.3", "0.5.4"), "log", Definition.OF_STEPS, "sglang 0.5.4 srt/managers/scheduler_metrics_mixin.py"),
+    Row(Between("0.5.3", "0.5.4.post3"), "log", Definition.OF_STEPS, "sglang 0.5.4 srt/managers/scheduler_metrics_mixin.py"),
     Row(Between("0.5.5", "0.5.10.post1"), "log", Definition.OF_TOKENS, "sglang 0.5.6, 0.5.9, 0.5.10.post1 scheduler_metrics_mixin.py"),
     Row(Between("0.5.11"), "log", Definition.OF_DRAFTS, "sglang 0.5.11, 0.5.12 scheduler_metrics_mixin.py; 0.5.23 metrics_reporter.py"),
     Row(Between("0.5.5"), "meta_info", Definition.OF_DRAFTS, "sglang 0.5.6 - 0.5.23 srt/managers/tokenizer_manager.py"),

@@ -1,0 +1,96 @@
+"""Owns the promises of the figures' readers on cases from the field; each case is a data file, checked by its meaning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet_knowledge.figures import recognise, runs, send_one, server_info, serving, window, window_of
+from fleet_knowledge.figures.exposition import per_label, read_samples, total
+
+FOLDER = Path(__file__).parent / "data" / "field"
+
+
+def case(name: str) -> tuple[Any, Any]:
+    content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return content["input"], content["expected"]
+
+
+def test_d01_labels_of_all_generations_and_values_of_all_spellings_are_read() -> None:
+    text, expected = case("D01")
+    samples = [[sample.name, dict(sample.labels), sample.value] for sample in read_samples(text)]
+    numbers = [sample for sample in samples if sample[2] == sample[2]]
+    assert numbers == expected["samples"]
+    assert [sample[:2] for sample in samples if sample not in numbers] == expected["without_a_number"]
+    assert total(read_samples(text), "sglang:spec_accept_length") is None
+
+
+def test_d02_data_parallel_ranks_are_summed_and_no_other() -> None:
+    text, expected = case("D02")
+    samples = read_samples(text)
+    assert total(samples, "sglang:gen_throughput") == expected["gen_throughput"]
+    assert per_label(samples, "sglang:gen_throughput", "dp_rank") == expected["per_dp"]
+    assert (recognise(text) or {})["gen_throughput"] == expected["gen_throughput"]
+
+
+def test_d04_the_accept_length_of_a_window_is_that_of_the_counters_growth() -> None:
+    texts, expected = case("D04")
+    assert expected.items() <= window_of(texts["before"], texts["after"]).items()
+    assert window_of(texts["after"], texts["before"])["accept_len"] is None, "the server restarted in between"
+    assert window_of(texts["before"], texts["before"])["accept_len"] is None, "no request ended in between"
+    older = texts["after"].replace("spec_verify_calls_total", "other_total")
+    assert "no counter" in window_of(texts["before"], older)["accept_len_note"]
+
+
+def test_d05_without_metrics_the_servers_own_information_tells() -> None:
+    answers, expected = case("D05")
+    found = server_info.choose(answers)
+    assert found is not None
+    assert (found.gen_throughput, found.accepted.length) == (expected["gen_throughput"], expected["accept_len"])
+    assert (found.source, found.version) == (expected["source"], expected["version"])
+    assert "--enable-metrics" in (recognise(json.dumps(answers)) or {})["hint"]
+
+
+def test_e01_a_summary_that_lost_requests_is_partial() -> None:
+    told, expected = case("E01")
+    (summary,) = serving.read(told["stdout"], told["num_prompts"])
+    assert expected["figures"].items() <= summary.figures.items()
+    assert (summary.status, summary.failed) == (expected["status"], expected["failed"])
+    assert expected["hint_says"] in summary.hint and "Do not compare" in summary.hint
+    assert (recognise(json.dumps(told)) or {})["state"] == "partial"
+
+
+def test_e03_a_latency_that_nobody_saw_is_never_a_value() -> None:
+    text, expected = case("E03")
+    (summary,) = serving.read(text)
+    assert (summary.status, list(summary.valid), list(summary.invalid)) == (expected["status"], expected["valid"], expected["invalid"])
+    assert "reasoning_content" in summary.hint
+
+
+def test_e05_a_short_run_has_no_accept_length_and_the_second_run_has_its_own() -> None:
+    told, expected = case("E05")
+    short = server_info.figures(told["short_run"]).accepted
+    assert (short.length, short.told) == (expected["short_run"], "not measured")
+    averages = told["averages"]
+    alone = window.of_last_run(averages["before"], averages["verified_before"], averages["after"], averages["verified_in_run"])
+    assert alone.length == pytest.approx(expected["run_alone"])
+
+
+def test_e06_warm_up_runs_are_dropped_and_the_steady_median_is_told() -> None:
+    told, expected = case("E06")
+    found = runs.steady_runs(told["rates"])
+    assert (list(found.steady), found.value) == (expected["steady"], expected["value"])
+    assert {str(at): why for at, why in found.dropped.items()} == expected["dropped"]
+    assert runs.is_jit_line(told["log"])
+    assert runs.steady_runs(told["rates"], {5: told["log"]}).needs_more, "a run in which a kernel was built does not count"
+
+
+def test_e12_both_formats_of_one_request_are_read() -> None:
+    texts, expected = case("E12")
+    found = [send_one.read(text)[0].to_json() for text in texts]
+    assert [{name: value for name, value in one.items() if name != "note"} for one in found] == expected
+    assert ["note" in one for one in found] == [False, False, True]
+    assert [send_one.read(text)[0].accept_length(speculation=False) for text in texts] == [None] * 3
