@@ -1,0 +1,174 @@
+"""Owns what makes GPUs of one host, or two hosts that should be equal, unequal; measures nothing.
+
+The slowest GPU sets the speed of tensor parallelism, so a host is worth the least of each of its values. An idle GPU shows a lower PCIe
+generation to save power: it is judged under load only, the width always (nccl issue 1505, sglang issue 26482).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_knowledge.host.gpu import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """One thing that costs speed or comparability; `message` names the GPU and what the others have."""
+
+    code: str
+    message: str
+    hint: str
+
+    def to_json(self) -> dict[str, str]:
+        """As `fleetctl diagnose` prints it."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A field whose value all GPUs of a host should share: `says` with the value, `other` with that of the others."""
+
+    field: str
+    code: str
+    says: str
+    other: str
+    hint: str
+    loaded: bool = False
+
+
+_RESEAT = "reseat the card or riser, look at the slot and the firmware's bifurcation; do not compare this host with whole ones"
+_RULES = (
+    _Rule("name", "gpu_model", "is a {}", "{}", "tensor parallelism over different models runs at the speed of the slowest"),
+    _Rule("memory_mib", "gpu_memory", "has {} MiB of memory", "{}", "a part may be reserved or retired; MIG and ECC change it too"),
+    _Rule("pcie_width", "pcie_width", "runs at PCIe x{}", "x{}", _RESEAT),
+    _Rule("pcie_generation", "pcie_generation", "runs at PCIe generation {} under load", "{}", _RESEAT, loaded=True),
+    _Rule("power_limit_w", "power_limit", "power limit {} W", "{} W", "set it with `nvidia-smi -i INDEX -pl WATTS`, or find who capped it"),
+    _Rule("sm_clock_max_mhz", "clock_limit", "maximum SM clock {} MHz", "{} MHz", "reset application clocks: `nvidia-smi -i INDEX -rgc`"),
+    _Rule("memory_clock_max_mhz", "clock_limit", "maximum memory clock {} MHz", "{} MHz", "reset it: `nvidia-smi -i INDEX -rmc`"),
+    _Rule("nvlinks", "nvlinks", "has {} NVLinks up", "{}", "a link is down: `nvidia-smi nvlink -s`, dmesg for Xid 74; drain the host"),
+    _Rule("ecc", "ecc", "ECC {}", "{}", "ECC costs bandwidth on some models; make all alike and reboot"),
+    _Rule("mig", "mig", "MIG {}", "{}", "a sliced GPU has no NVLink: `nvidia-smi -i INDEX -mig 0`"),
+    _Rule("persistence", "persistence", "persistence mode {}", "{}", "run nvidia-persistenced: without it the first CUDA call is slow"),
+    _Rule("vbios", "vbios", "VBIOS {}", "{}", "different firmware may have other power and clock tables"),
+    _Rule("fabric", "fabric", "fabric state {}", "{}", "it has not joined the NVSwitch fabric: see nvidia-fabricmanager"),
+)  # fmt: skip
+_LEAST = ("memory_mib", "pcie_width", "pcie_generation_max", "power_limit_w", "sm_clock_max_mhz", "memory_clock_max_mhz", "nvlinks")
+
+
+def unequal(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple[Warn, ...]:
+    """What sets some GPUs of a host apart from the others, and what all of them lack of their own maximum."""
+    found = [warn for rule in _RULES if under_load or not rule.loaded for warn in _odd_ones(rule, gpus)]
+    return (*found, *_narrow(gpus), *(_slowed(gpus) if under_load else ()))
+
+
+def slowest(gpus: Sequence[Gpu]) -> dict[str, int]:
+    """The least of each value over the GPUs: what a server over all of them gets."""
+    values = {name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None] for name in _LEAST}
+    return {name: min(known) for name, known in values.items() if known}
+
+
+def numa_nodes(gpus: Sequence[Gpu]) -> int:
+    """NUMA nodes that own a GPU."""
+    return len({gpu.numa for gpu in gpus if gpu.numa is not None})
+
+
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """(name, its value in the first, in the second) of each fact that differs between two fingerprints; empty where one lacks it."""
+    names = sorted(set(first) | set(second))
+    return tuple((name, first.get(name, ""), second.get(name, "")) for name in names if first.get(name, "") != second.get(name, ""))
+
+
+def hosts_from(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
+    """Host → GPUs, of a mapping that gives each host lists of facts (`numa_affinity`, `pcie_width`, `power_limit_w` …), else empty.
+
+    A mapping of such lists alone is the host of no name.
+    """
+    if _columns(document):
+        return {"": _gpus(document)}
+    hosts = {name: value for name, value in document.items() if isinstance(value, Mapping) and _columns(value)}
+    return {name.removeprefix("host_"): _gpus(value) for name, value in hosts.items()}
+
+
+def compare_hosts(hosts: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
+    """Each host's own warnings and least values, and what differs between the hosts."""
+    names = list(hosts)
+    told = {name: {"numa_nodes": numa_nodes(hosts[name]), **_of_host(hosts[name])} for name in names}
+    between = [
+        f"{other}: {fact} {theirs or 'unknown'} ({names[0]}: {ours or 'unknown'})"
+        for other in names[1:]
+        for fact, ours, theirs in differences(_as_facts(hosts[names[0]]), _as_facts(hosts[other]))
+    ]
+    return {"numa_nodes": {name: numa_nodes(hosts[name]) for name in names}, "hosts": told, "differences": between}
+
+
+def _of_host(gpus: Sequence[Gpu]) -> dict[str, Any]:
+    nodes = [gpu.numa for gpu in gpus if gpu.numa is not None]
+    notes = ["NUMA ids are not in the order of the GPUs: bind each rank by its own GPU's node"] if nodes != sorted(nodes) else []
+    return {"gpus": len(gpus), "warnings": [warn.message for warn in unequal(gpus)], "slowest": slowest(gpus), "notes": notes}
+
+
+def _as_facts(gpus: Sequence[Gpu]) -> dict[str, str]:
+    facts = {f"least {name}": str(value) for name, value in slowest(gpus).items()}
+    return facts | {"NUMA nodes with GPUs": str(numa_nodes(gpus)), "GPUs": str(len(gpus))}
+
+
+def _odd_ones(rule: _Rule, gpus: Sequence[Gpu]) -> list[Warn]:
+    values = {gpu.index: value for gpu in gpus if (value := getattr(gpu, rule.field)) is not None}
+    if len(set(values.values())) < 2:
+        return []
+    common = _common(list(values.values()))
+    return [
+        Warn(rule.code, f"GPU{index} {rule.says.format(_word(value))} (others {rule.other.format(_word(common))})", rule.hint)
+        for index, value in sorted(values.items())
+        if value != common
+    ]
+
+
+def _common(values: list[Any]) -> Any:
+    """What most have; of equally frequent ones the greatest, since the lesser is what is to be told."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], str(value) if isinstance(value, str) else "", value))
+
+
+def _word(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _narrow(gpus: Sequence[Gpu]) -> list[Warn]:
+    """All are alike, and all have less than they could."""
+    widths = {(gpu.pcie_width, gpu.pcie_width_max) for gpu in gpus}
+    if len(widths) != 1 or not gpus:
+        return []
+    now, most = widths.pop()
+    if now is None or most is None or now >= most:
+        return []
+    return [Warn("pcie_width", f"all GPUs run at PCIe x{now} of x{most}", _RESEAT)]
+
+
+def _slowed(gpus: Sequence[Gpu]) -> list[Warn]:
+    return [
+        Warn("slowed", f"GPU{gpu.index} is slowed by {gpu.slowed_by}", "look at cooling and power; its figures are not those of the model")
+        for gpu in gpus
+        if gpu.slowed_by
+    ]
+
+
+_COLUMNS = {
+    "numa_affinity": "numa", "numa": "numa", "pcie_width": "pcie_width", "pcie_width_max": "pcie_width_max",
+    "pcie_generation": "pcie_generation", "pcie_gen": "pcie_generation", "power_limit_w": "power_limit_w", "nvlinks": "nvlinks",
+    "name": "name", "model": "name", "memory_mib": "memory_mib", "ecc": "ecc", "mig": "mig", "persistence": "persistence",
+    "sm_clock_max_mhz": "sm_clock_max_mhz", "memory_clock_max_mhz": "memory_clock_max_mhz", "vbios": "vbios", "driver": "driver",
+}  # fmt: skip
+
+
+def _columns(document: Mapping[str, Any]) -> bool:
+    return any(name in _COLUMNS and isinstance(value, list) for name, value in document.items())
+
+
+def _gpus(document: Mapping[str, Any]) -> list[Gpu]:
+    columns = {_COLUMNS[name]: value for name, value in document.items() if name in _COLUMNS and isinstance(value, list)}
+    count = max(map(len, columns.values()))
+    return [Gpu(index, **{name: values[index] for name, values in columns.items() if index < len(values)}) for index in range(count)]

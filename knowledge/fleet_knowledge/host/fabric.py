@@ -1,0 +1,47 @@
+"""Owns what the fabric state of NVSwitch GPUs means; starts no service.
+
+`nvidia-smi -q` has a section `Fabric` from driver 525 on. Its counterpart in a server's log is CUDA error 802, `system not yet initialized`
+(pytorch issue 35710): nvidia-smi works, CUDA does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from fleet_knowledge.failures import FAILURES
+from fleet_knowledge.host.gpu import Gpu
+
+FAILURE_CLASS = "fabric_manager_down"
+_SWITCHED = re.compile(r"\b(?:H100 80GB HBM3|H200|H800|H20|B200|B300|GB200|GB300|A100-SXM|A800-SXM|V100-SXM|SXM\d?)\b")
+UNKNOWN = "unknown: look at Fabric State in `nvidia-smi -q`; that nvidia-smi answers says nothing of it"
+_ALONE = re.compile(r"PCIe|NVL|\bGH200\b")
+_FINE = ("completed", "not supported", "n/a", "none")
+# Numbers of cudaGetDeviceCount in a log that belong to other causes than the fabric.
+RELATED = {
+    "Error 802": "fabric manager not running, or not of the driver's version",
+    "Error 803/804": "driver and CUDA libraries do not fit: the container is too new for the driver",
+    "Error 100/101": "no GPU, or not the one asked for, is visible to the process",
+}
+
+
+def needs_fabric(gpus: Sequence[Gpu]) -> bool:
+    """GPUs of a model that hangs on NVSwitches on its usual board."""
+    return bool(gpus) and all(gpu.name and _SWITCHED.search(gpu.name) and not _ALONE.search(gpu.name) for gpu in gpus)
+
+
+def not_joined(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """GPUs that should have joined a fabric and have not."""
+    return tuple(gpu for gpu in gpus if gpu.fabric is not None and gpu.fabric.lower() not in _FINE)
+
+
+def message(gpus: Sequence[Gpu]) -> str:
+    """What is wrong with the fabric, empty when nothing is known to be."""
+    missing = not_joined(gpus)
+    told = ", ".join(f"GPU{gpu.index} {gpu.fabric}" for gpu in missing)
+    return f"fabric state is not completed: {told}" if missing else ""
+
+
+def hint() -> str:
+    """What to do about it."""
+    return f"{FAILURES[FAILURE_CLASS].hint} `systemctl status nvidia-fabricmanager` tells why it does not run."

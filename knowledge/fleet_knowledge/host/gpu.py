@@ -1,0 +1,109 @@
+"""Owns what is known of one GPU and of a process on it, as plain values from any source: NVML, nvidia-smi, a recording. Asks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+STABLE = (
+    "name", "memory_mib", "power_limit_w", "ecc", "mig", "persistence", "sm_clock_max_mhz", "memory_clock_max_mhz", "driver", "vbios",
+    "nvlinks", "pcie_width", "pcie_width_max", "pcie_generation_max", "numa", "fabric",
+)  # fmt: skip
+VOLATILE = (
+    "memory_used_mib", "pcie_generation", "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "power_w", "utilisation_percent",
+    "slowed_by", "uncorrected_errors",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU; None: the source does not tell. Memory in MiB as the driver counts it, clocks in MHz, power in W, temperature in °C.
+
+    `pcie_generation` falls while a GPU is idle, so it means something only under load; `pcie_width` does not. `fabric` is the state of the
+    NVSwitch registration (completed, in progress, not started, not supported), `nvlinks` counts links that are up.
+    """
+
+    index: int
+    uuid: str | None = None
+    bus_id: str | None = None
+    name: str | None = None
+    memory_mib: int | None = None
+    power_limit_w: int | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+    persistence: bool | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_max_mhz: int | None = None
+    driver: str | None = None
+    vbios: str | None = None
+    nvlinks: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_generation_max: int | None = None
+    numa: int | None = None
+    fabric: str | None = None
+    memory_used_mib: int | None = None
+    pcie_generation: int | None = None
+    temperature_c: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: int | None = None
+    utilisation_percent: int | None = None
+    slowed_by: str | None = None
+    uncorrected_errors: int | None = None
+    fault: str | None = None
+
+    @property
+    def memory_free_mib(self) -> int | None:
+        """Total less used; what a driver reserves for itself may be in neither."""
+        return None if self.memory_mib is None or self.memory_used_mib is None else self.memory_mib - self.memory_used_mib
+
+    def told(self) -> dict[str, Any]:
+        """What is known, by field name."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory of a GPU. `name` empty and `visible` False: it is in another PID namespace (a container)."""
+
+    pid: int
+    name: str = ""
+    used_mib: int | None = None
+    gpu: int | None = None
+    gpu_uuid: str | None = None
+    visible: bool = True
+
+
+def gpu_from(facts: Mapping[str, Any]) -> Gpu:
+    """The GPU of a mapping with names of `Gpu`; what it does not know is left out. Raises KeyError without `index`."""
+    known = {entry.name for entry in fields(Gpu)}
+    return Gpu(**{"index": int(facts["index"])} | {name: value for name, value in facts.items() if name in known - {"index"}})
+
+
+def stable(gpus: Iterable[Gpu]) -> dict[str, str]:
+    """What identifies the GPUs, one text a field: one value when all agree, else each GPU's own in the order of indices."""
+    ordered = sorted(gpus, key=lambda gpu: gpu.index)
+    return {f"gpu_{name}": text for name in STABLE if (text := _column(ordered, name))} if ordered else {}
+
+
+def volatile(gpus: Iterable[Gpu]) -> dict[str, str]:
+    """What changes while a host is used, in the same form."""
+    ordered = sorted(gpus, key=lambda gpu: gpu.index)
+    return {f"gpu_{name}": text for name in VOLATILE if (text := _column(ordered, name))} if ordered else {}
+
+
+def _column(gpus: list[Gpu], name: str) -> str:
+    values = [getattr(gpu, name) for gpu in gpus]
+    if all(value is None for value in values):
+        return ""
+    texts = [_text(value) for value in values]
+    return texts[0] if len(set(texts)) == 1 else " ".join(texts) if all(" " not in text for text in texts) else "; ".join(texts)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

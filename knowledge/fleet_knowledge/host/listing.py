@@ -1,0 +1,177 @@
+"""Owns the reading of GPUs out of nvidia-smi's forms: `-L`, `--query-gpu` as CSV, `-q`, and the plain table. Judges nothing.
+
+Formats: drivers 470 to 580. A value that a GPU does not have is `N/A` or `[N/A]`, one that could not be had `[Unknown Error]`,
+`[GPU is lost]` or `ERR!`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fleet_knowledge.host.gpu import Gpu, gpu_from
+
+_LISTED = re.compile(r"^\s*GPU (\d+): (.+?) \(UUID: ([^)]*)\)", re.M)
+_SLICES = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: ([^)]*)\)", re.M)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NOTHING = ("", "n/a", "not supported", "unknown error", "requested functionality has been deprecated")
+_BROKEN = re.compile(r"\[?(Unknown Error|GPU is lost|GPU requires reset)\]?|ERR!", re.I)
+_TABLE_HEAD = re.compile(r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s+\S+\s*\|\s*(\S+)\s*\|", re.M)
+_TABLE_BODY = re.compile(r"^\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+)\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|\s*(\S+)", re.M)
+_TABLE_DRIVER = re.compile(r"Driver Version: (\S+)")
+
+
+def number(text: str) -> int | None:
+    """The figure that a text begins with, its unit dropped; None for `N/A` and the like."""
+    found = _NUMBER.match(text.strip())
+    return int(float(found[0])) if found else None
+
+
+def switch(text: str) -> bool | None:
+    """On and off in nvidia-smi's words."""
+    return {"enabled": True, "on": True, "disabled": False, "off": False}.get(text.strip().strip("[]").lower())
+
+
+def word(text: str) -> str | None:
+    """The text itself; None for one that says there is none."""
+    clean = text.strip()
+    return None if clean.strip("[]").lower() in _NOTHING else clean
+
+
+def read_list(text: str) -> tuple[Gpu, ...]:
+    """`nvidia-smi -L`: index, model and UUID."""
+    slices = {found.start() for found in _SLICES.finditer(text)}
+    listed = list(_LISTED.finditer(text))
+    ends = [*(found.start() for found in listed[1:]), len(text)][: len(listed)]
+    return tuple(
+        Gpu(int(found[1]), uuid=found[3], name=found[2], mig=True if any(found.start() < place < end for place in slices) else None)
+        for found, end in zip(listed, ends, strict=True)
+    )
+
+
+Reader = Callable[[str], Any]
+_QUERIED: Mapping[str, tuple[str, Reader]] = {
+    "index": ("index", number), "name": ("name", word), "gpu_name": ("name", word), "uuid": ("uuid", word), "gpu_uuid": ("uuid", word),
+    "pci.bus_id": ("bus_id", word), "gpu_bus_id": ("bus_id", word), "memory.total": ("memory_mib", number),
+    "memory.used": ("memory_used_mib", number), "power.limit": ("power_limit_w", number),
+    "enforced.power.limit": ("power_limit_w", number), "power.draw": ("power_w", number), "ecc.mode.current": ("ecc", switch),
+    "mig.mode.current": ("mig", switch), "persistence_mode": ("persistence", switch), "clocks.max.sm": ("sm_clock_max_mhz", number),
+    "clocks.max.memory": ("memory_clock_max_mhz", number), "clocks.sm": ("sm_clock_mhz", number),
+    "clocks.current.sm": ("sm_clock_mhz", number), "clocks.mem": ("memory_clock_mhz", number),
+    "clocks.current.memory": ("memory_clock_mhz", number), "driver_version": ("driver", word), "vbios_version": ("vbios", word),
+    "pcie.link.width.current": ("pcie_width", number), "pcie.link.width.max": ("pcie_width_max", number),
+    "pcie.link.gen.current": ("pcie_generation", number), "pcie.link.gen.max": ("pcie_generation_max", number),
+    "pcie.link.gen.gpucurrent": ("pcie_generation", number), "temperature.gpu": ("temperature_c", number),
+    "utilization.gpu": ("utilisation_percent", number), "fabric.state": ("fabric", word),
+    "ecc.errors.uncorrected.volatile.total": ("uncorrected_errors", number),
+}  # fmt: skip
+
+
+def read_query(text: str) -> tuple[Gpu, ...]:
+    """`nvidia-smi --query-gpu=… --format=csv` with its head line; empty when it has none that is known. Units in the head are dropped."""
+    lines = [line for line in text.strip().split("\n") if line.strip()]
+    names = [re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())]
+    known = [name for name in names if name in _QUERIED]
+    if len(known) < 2 or len(known) * 2 < len(names):
+        return ()
+    rows = list(csv.reader(lines[1:], skipinitialspace=True))
+    return tuple(_queried(names, row, place) for place, row in enumerate(rows) if len(row) == len(names))
+
+
+def _queried(names: list[str], row: list[str], place: int) -> Gpu:
+    facts = {_QUERIED[name][0]: _QUERIED[name][1](value) for name, value in zip(names, row, strict=True) if name in _QUERIED}
+    broken = next((value.strip() for value in row if _BROKEN.search(value)), None)
+    return gpu_from({"fault": broken} | facts | {"index": facts.get("index") if facts.get("index") is not None else place})
+
+
+# Path in `nvidia-smi -q`, from the section of a GPU on.
+_DETAILED: Mapping[tuple[str, ...], tuple[str, Reader]] = {
+    ("Product Name",): ("name", word), ("GPU UUID",): ("uuid", word), ("VBIOS Version",): ("vbios", word),
+    ("Persistence Mode",): ("persistence", switch), ("MIG Mode", "Current"): ("mig", switch), ("Ecc Mode", "Current"): ("ecc", switch),
+    ("ECC Mode", "Current"): ("ecc", switch), ("FB Memory Usage", "Total"): ("memory_mib", number),
+    ("FB Memory Usage", "Used"): ("memory_used_mib", number), ("Max Clocks", "SM"): ("sm_clock_max_mhz", number),
+    ("Max Clocks", "Memory"): ("memory_clock_max_mhz", number), ("Clocks", "SM"): ("sm_clock_mhz", number),
+    ("Clocks", "Memory"): ("memory_clock_mhz", number), ("GPU Power Readings", "Current Power Limit"): ("power_limit_w", number),
+    ("Power Readings", "Power Limit"): ("power_limit_w", number), ("Power Readings", "Enforced Power Limit"): ("power_limit_w", number),
+    ("PCIe Generation", "Max"): ("pcie_generation_max", number), ("PCIe Generation", "Current"): ("pcie_generation", number),
+    ("Link Width", "Max"): ("pcie_width_max", number), ("Link Width", "Current"): ("pcie_width", number),
+    ("Fabric", "State"): ("fabric", word), ("Fabric", "Status"): ("fabric_status", word),
+    ("Temperature", "GPU Current Temp"): ("temperature_c", number), ("GPU NUMA ID",): ("numa", number),
+    ("Utilization", "Gpu"): ("utilisation_percent", number),
+}  # fmt: skip
+_SECTION = re.compile(r"^GPU ([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s*$", re.M)
+
+
+def read_details(text: str) -> tuple[Gpu, ...]:
+    """`nvidia-smi -q`: GPUs in its order, which is that of their indices."""
+    driver = re.search(r"^Driver Version\s*:\s*(\S+)", text, re.M)
+    heads = list(_SECTION.finditer(text))
+    ends = [*(head.start() for head in heads[1:]), len(text)][: len(heads)]
+    return tuple(
+        _detailed(place, head[1], text[head.end() : end], driver[1] if driver else None)
+        for place, (head, end) in enumerate(zip(heads, ends, strict=True))
+    )
+
+
+def _detailed(index: int, bus_id: str, section: str, driver: str | None) -> Gpu:
+    facts: dict[str, Any] = {"index": index, "bus_id": bus_id, "driver": driver}
+    for path, value in _entries(section):
+        for known in (path[-1:], path[-2:]):
+            name, read = _DETAILED.get(known, ("", word))
+            if name and facts.get(name) is None:
+                facts[name] = read(value)
+        if _BROKEN.search(value):
+            facts.setdefault("fault", f"{path[-1]}: {value}")
+    return gpu_from(facts | {"fabric": _fabric(facts)})
+
+
+def _fabric(facts: Mapping[str, Any]) -> str | None:
+    """A registration that ended without success is not completed."""
+    state, status = facts.get("fabric"), facts.get("fabric_status")
+    done = str(state).lower() == "completed" and status not in (None, "Success")
+    return f"failed ({status})" if done else str(state).lower() if state else None
+
+
+def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
+    """(headings above and name, value) by indentation."""
+    above: list[tuple[int, str]] = []
+    entries = []
+    for line in section.split("\n"):
+        depth, (name, colon, value) = len(line) - len(line.lstrip()), line.partition(" : ")
+        if not name.strip():
+            continue
+        above = [entry for entry in above if entry[0] < depth]
+        if colon:
+            entries.append(((*(heading for _, heading in above), name.strip()), value.strip()))
+        else:
+            above.append((depth, name.strip()))
+    return entries
+
+
+def read_table(text: str) -> tuple[Gpu, ...]:
+    """The plain table of `nvidia-smi`: model, address, memory, power limit; `fault` where a cell says ERR!."""
+    driver = _TABLE_DRIVER.search(text)
+    found = []
+    for head in _TABLE_HEAD.finditer(text):
+        body = _TABLE_BODY.search(text, head.end())
+        cells = body.groups() if body else ("",) * 8
+        found.append(
+            Gpu(
+                int(head[1]),
+                bus_id=head[4],
+                name=head[2],
+                persistence=switch(head[3]),
+                driver=driver[1] if driver else None,
+                temperature_c=number(cells[1]),
+                power_w=number(cells[3]),
+                power_limit_w=number(cells[4]),
+                memory_used_mib=number(cells[5]),
+                memory_mib=number(cells[6]),
+                utilisation_percent=number(cells[7]),
+                uncorrected_errors=number(head[5]),
+                fault="ERR!" if "ERR!" in (*cells, head[3], head[5]) else None,
+            )
+        )
+    return tuple(found)

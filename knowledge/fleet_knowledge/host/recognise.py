@@ -1,0 +1,124 @@
+"""Owns which kind of text about a host a text is, and the JSON that `fleetctl diagnose` shows of it; reads no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fleet_knowledge.host import compare, fabric, leftovers, listing, lscpu, nvidia_smi
+from fleet_knowledge.host.gpu import Gpu
+from fleet_knowledge.host.table import plain
+from fleet_knowledge.host.topology import read_topology
+
+_SHORT = 40  # lines: a terminal's paste, where one line may tell the state of the host
+
+
+def recognise(text: str) -> Mapping[str, Any] | None:
+    """What the text tells of a host, None when it is of another kind. Never raises.
+
+    Keys: `kind` (topology, nvidia_smi, gpu_processes, lscpu, hosts), `host_state`, `failure_class`, `hint`, `warnings`, more by kind.
+    """
+    clean = plain(text)
+    if not clean.strip():
+        return None
+    return next((told for read in _KINDS if (told := read(clean))), None)
+
+
+def _told(kind: str, **facts: Any) -> dict[str, Any]:
+    blank: dict[str, Any] = {"failure_class": None, "cause_line": None, "hint": None, "warnings": []}
+    return {"kind": kind, "state": "host", "host_state": "ok"} | blank | facts
+
+
+def _document(text: str) -> dict[str, Any] | None:
+    if text.lstrip()[:1] != "{":
+        return None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    hosts = compare.hosts_from(document) if isinstance(document, Mapping) else {}
+    if not hosts:
+        return None
+    warnings = [warn.to_json() for gpus in hosts.values() for warn in compare.unequal(gpus)]
+    return _told("hosts", **compare.compare_hosts(hosts), warnings=warnings, host_state="unequal" if warnings else "ok")
+
+
+def _topology(text: str) -> dict[str, Any] | None:
+    found = read_topology(text)
+    if not found.gpus:
+        return None
+    hint = "compare this host only with others of the same class"
+    warnings = [{"code": "topology", "message": warning, "hint": hint} for warning in found.warnings]
+    return _told("topology", topology=found.to_json(), **(found.to_json() | {"warnings": warnings}))
+
+
+def _state(text: str) -> dict[str, Any] | None:
+    """Of a whole paste: a server log that quotes such a line is not this."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    telling = sum(nvidia_smi.is_state_line(line) for line in lines)
+    if not telling or (len(lines) > _SHORT and telling * 2 < len(lines)) or "Traceback (most recent call last)" in text:
+        return None
+    state = nvidia_smi.read_state(text)
+    return _told("nvidia_smi", gpus=[], **state) if state else None
+
+
+def _processes(text: str) -> dict[str, Any] | None:
+    first = text.strip().split("\n")[0]
+    if "pid" not in [name.strip() for name in first.split(",")]:
+        return None
+    processes = leftovers.read_processes(text)
+    told = leftovers.explain(processes) if processes else {"pids": [], "holders": [], "hint": "no process holds memory of a GPU"}
+    return _told("gpu_processes", **(told | {"host_state": "busy" if processes else "ok"}))
+
+
+def _gpus(text: str) -> dict[str, Any] | None:
+    for read in (listing.read_query, listing.read_details, listing.read_table, listing.read_list):
+        if gpus := read(text):
+            return _of_gpus(gpus, text)
+    return None
+
+
+def _of_gpus(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
+    warnings = [warn.to_json() for warn in compare.unequal(gpus)] + _faults(gpus)
+    told = _told("nvidia_smi", gpus=[gpu.told() for gpu in gpus], slowest=compare.slowest(gpus), warnings=warnings)
+    told |= {"host_state": "unequal" if warnings else "ok", "fabric": _fabric(gpus)}
+    told |= {"processes": leftovers.explain(processes)["holders"]} if (processes := leftovers.read_processes(text)) else {}
+    broken = [gpu for gpu in gpus if gpu.fault]
+    if broken:
+        lost = any("lost" in (gpu.fault or "").lower() for gpu in broken)
+        hint = "A GPU does not answer in part: dmesg tells why (Xid). Drain the host and reset the GPU or reboot before you measure here."
+        told |= {"host_state": "degraded", "failure_class": "gpu_lost" if lost else "gpu_fault", "hint": hint}
+    if wrong := fabric.message(gpus):
+        told |= {"host_state": "degraded", "failure_class": fabric.FAILURE_CLASS, "cause_line": wrong, "hint": fabric.hint()}
+    return told
+
+
+def _fabric(gpus: Sequence[Gpu]) -> str:
+    if fabric.not_joined(gpus):
+        return "down"
+    if any(gpu.fabric is not None for gpu in gpus):
+        return "ok"
+    return fabric.UNKNOWN if fabric.needs_fabric(gpus) else "not needed"
+
+
+def _faults(gpus: Sequence[Gpu]) -> list[dict[str, str]]:
+    hint = "dmesg tells why (Xid); reset the GPU or reboot before anything is measured here"
+    faulty = [compare.Warn("gpu_fault", f"GPU{gpu.index} answers {gpu.fault}", hint) for gpu in gpus if gpu.fault]
+    errors = [
+        compare.Warn("ecc_errors", f"GPU{gpu.index} has {gpu.uncorrected_errors} uncorrected memory errors", "drain the host; reset it")
+        for gpu in gpus
+        if gpu.uncorrected_errors
+    ]
+    return [warn.to_json() for warn in (*faulty, *errors)]
+
+
+def _processors(text: str) -> dict[str, Any] | None:
+    found = lscpu.read_lscpu(text)
+    telling = [found.cpus, found.sockets, found.threads_per_core, found.numa_nodes_with_cpus]
+    if sum(value is not None for value in telling) < 1 or (found.cpus is None and found.numa_nodes is None):
+        return None
+    return _told("lscpu", lscpu=found.to_json(), **found.to_json())
+
+
+_KINDS: Sequence[Callable[[str], dict[str, Any] | None]] = (_document, _topology, _state, _processes, _gpus, _processors)

@@ -1,0 +1,129 @@
+"""Owns the reading of a device matrix as text, tabs or blanks, whole or cut, into labels and cells; knows no meaning of a cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet_knowledge.host.paths import PEER_ACCESS, path
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|\x1b[=>]|[\x0e\x0f]")
+_DEVICE = r"GPU ?\d+(?:[ /:]+MIG[ -]?\d+)?"
+_WORD = re.compile(rf"CPU Affinity|NUMA Affinity|GPU NUMA ID|{_DEVICE}|\S+")
+_LABEL = re.compile(rf"\s*({_DEVICE}|(?:MIG|NIC)[ -]?\d+|[a-z][a-z0-9]*_[\w-]+)", re.I)
+_GPU = re.compile(r"GPU ?(\d+)")
+AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One device: its cells by column label (blank ones left out), what stands behind them, and whether the line was cut."""
+
+    cells: Mapping[str, str] = field(default_factory=dict)
+    affinities: Mapping[str, str] = field(default_factory=dict)
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A table of devices against devices. `columns` are those of its head, in order; rows may lack."""
+
+    columns: tuple[str, ...]
+    rows: Mapping[str, Row]
+    tabs: bool = False
+
+    def cell(self, first: str, second: str) -> str:
+        """The cell of a pair, from the other half of the table where its own is missing or cut; empty when there is none."""
+        row = self.rows.get(first, Row())
+        mirrored = self.rows.get(second, Row()).cells.get(first, "")
+        own = row.cells.get(second, "")
+        return mirrored if mirrored and (not own or row.cut) else own
+
+
+def plain(text: str) -> str:
+    """The text without terminal codes and carriage returns."""
+    return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
+
+
+def gpu_index(label: str) -> int | None:
+    """3 of `GPU3`; None for a NIC and for a slice of a GPU (MIG)."""
+    found = _GPU.fullmatch(label)
+    return int(found[1]) if found else None
+
+
+def read_matrix(text: str) -> Matrix | None:
+    """The first matrix in plain text; None when there is none."""
+    lines = text.split("\n")
+    if re.search(r"\sNV\d*$", lines[-1]):  # the text ends inside a row: NV1 may have been NV18
+        lines[-1] = lines[-1].rsplit(None, 1)[0]
+    for number, line in enumerate(lines):
+        if _is_head(line):
+            return _matrix(line, lines[number + 1 :])
+    return None
+
+
+def _is_head(line: str) -> bool:
+    words = _WORD.findall(line)
+    devices = [word for word in words if _LABEL.fullmatch(word)]
+    if not devices or not _LABEL.fullmatch(words[0]) or any(_is_cell(word) for word in words):
+        return False
+    return len(devices) > 1 or any(word in AFFINITIES for word in words) or (line[:1].isspace() and len(words) == 1)
+
+
+def _is_cell(word: str) -> bool:
+    return path(word) is not None or word in PEER_ACCESS or word == "N/A"
+
+
+def _matrix(head: str, below: Sequence[str]) -> Matrix | None:
+    columns = tuple(word for word in _WORD.findall(head) if word not in AFFINITIES and _LABEL.fullmatch(word))
+    tails = [word for word in AFFINITIES if word in head]
+    tabs = "\t" in head.strip()
+    starts = [found.start() for found in _WORD.finditer(head) if found[0] in columns]
+    rows: dict[str, Row] = {}
+    for line in below:
+        if not line.strip() or line.strip().startswith("Legend"):
+            if rows:
+                break
+            continue
+        found = _LABEL.match(line)
+        if found and (row := _row(line[found.end() :], columns, tails, [start - found.end() for start in starts])):
+            rows[found[1]] = row
+    return Matrix(columns, rows, tabs) if rows else None
+
+
+def _row(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> Row | None:
+    if rest.startswith("\t"):
+        fields = [word.strip() for word in rest[1:].split("\t")]
+        cells, behind = fields[: len(columns)], fields[len(columns) :]
+        return Row(_present(columns, cells), _tail(tails, behind), len(fields) < len(columns))
+    words = rest.split()
+    if not words:
+        return Row(cut=True)
+    if len(words) >= len(columns):
+        return Row(_present(columns, words), _tail(tails, words[len(columns) :]), cut=False)
+    return _by_place(rest, columns, tails, starts)
+
+
+def _by_place(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> Row:
+    """A row with blank cells, or one that ends early: each word belongs to the column whose head is nearest."""
+    cells: dict[str, str] = {}
+    behind: list[str] = []
+    for found in re.finditer(r"\S+", rest):
+        if not _is_cell(found[0]) and re.fullmatch(r"[\d,-]+", found[0]):
+            behind.append(found[0])
+            continue
+        nearest = min(range(len(columns)), key=lambda place: abs(starts[place] - found.start()))
+        cells.setdefault(columns[nearest], found[0])
+    return Row(cells, _tail(tails, behind), cut=not behind)
+
+
+def _present(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    return {column: cell for column, cell in zip(columns, cells, strict=False) if cell}
+
+
+def _tail(tails: Sequence[str], behind: Sequence[str]) -> dict[str, str]:
+    """What stands behind the matrix; a doubled tab before the last column leaves one blank too many."""
+    if len(behind) > len(tails) >= 2:
+        behind = [*behind[: len(tails) - 1], next((word for word in behind[len(tails) - 1 :] if word), "")]
+    return {name: word for name, word in zip(tails, behind, strict=False) if word}

@@ -1,0 +1,249 @@
+"""Owns what the device matrix of `nvidia-smi topo -m` means for a server over several GPUs; runs no program.
+
+Format: nvidia-smi of drivers 450 to 580, on tabs (as printed) or blanks (as copied); GPUs, then NICs as `NIC0` with a legend or by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from fleet_knowledge.host import amd, paths
+from fleet_knowledge.host.table import Matrix, gpu_index, plain, read_matrix
+
+_NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How the GPUs of a host are wired. `None` where the text does not tell; labels are those of the text (`GPU0`).
+
+    `islands` are groups of GPU indices that reach each other over better than the worst path (over NVLink, where only some pairs have it).
+    `nvlinks_per_pair` is the least of the pairs that have any.
+    """
+
+    gpus: int = 0
+    indices: tuple[int, ...] = ()
+    interconnect: str = "unknown"  # nvlink | xgmi | pcie | mixed | none | unknown
+    nvlink_full_mesh: bool | None = None
+    nvlinks_per_pair: int = 0
+    worst_path: str | None = None
+    islands: tuple[tuple[int, ...], ...] = ()
+    numa: Mapping[str, int | None] = field(default_factory=dict)
+    cpus: Mapping[str, str] = field(default_factory=dict)
+    sockets: int | None = None
+    nics: Mapping[str, str] = field(default_factory=dict)
+    nearest_nic: Mapping[str, str | None] = field(default_factory=dict)
+    mig: tuple[str, ...] = ()
+    peer_access: bool | None = None
+    digest: str = ""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what a healthy host whose table was read whole does not have
+
+    @property
+    def numa_nodes(self) -> int:
+        """NUMA nodes that own a GPU; their ids need not be in the order of the GPUs."""
+        return len({node for node in self.numa.values() if node is not None})
+
+    @property
+    def kind(self) -> str:
+        """One word by which hosts are of the same class: `nvlink-NV18-8`, `pcie-SYS-4+4`."""
+        return "-".join((self.interconnect, self.worst_path or "?", "+".join(str(len(island)) for island in self.islands) or "0"))
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fleetctl diagnose` prints it."""
+        return {
+            "gpus": self.gpus,
+            "interconnect": self.interconnect,
+            "nvlink_full_mesh": self.nvlink_full_mesh,
+            "nvlinks_per_pair": self.nvlinks_per_pair,
+            "worst_path": self.worst_path,
+            "islands": [list(island) for island in self.islands],
+            "numa": dict(self.numa),
+            "numa_nodes": self.numa_nodes,
+            "sockets": self.sockets,
+            "nics": dict(self.nics),
+            "nearest_nic": dict(self.nearest_nic),
+            "mig": list(self.mig),
+            "peer_access": self.peer_access,
+            "class": self.kind,
+            "digest": self.digest,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def read_topology(text: str) -> Topology:
+    """The topology in the text, `gpus` 0 when it holds none. Never raises on any text."""
+    clean = plain(text)
+    found = amd.read_matrix(clean) or read_matrix(clean)
+    if found is None:
+        return Topology(notes=("no device matrix found",))
+    labels = {index: label for label in (*found.columns, *found.rows) if (index := gpu_index(label)) is not None}
+    pairs = {pair: paths.path(found.cell(labels[pair[0]], labels[pair[1]])) for pair in combinations(sorted(labels), 2)}
+    numa = _numa(found, labels) | amd.numa(clean)
+    return Topology(
+        gpus=len(labels),
+        indices=tuple(sorted(labels)),
+        interconnect=_interconnect(pairs, labels),
+        nvlink_full_mesh=_full_mesh(pairs),
+        nvlinks_per_pair=min((paths.links(path) for path in pairs.values() if paths.links(path)), default=0),
+        worst_path=paths.farthest(path for path in pairs.values() if path),
+        islands=_islands(pairs, sorted(labels)),
+        numa=numa,
+        cpus=(cpus := _cpus(found, labels)),
+        sockets=_sockets(numa, cpus),
+        nics=(nics := _nics(found, clean)),
+        nearest_nic={labels[index]: _nearest(found, labels[index], nics) for index in sorted(labels)} if nics else {},
+        mig=tuple(label for label in found.columns if "MIG" in label.upper()),
+        peer_access=_peer_access(found, labels),
+        digest=_digest(found),
+        notes=tuple(_notes(found, pairs, labels, numa)),
+        warnings=tuple(_warnings(found, pairs, labels)),
+    )
+
+
+Pairs = Mapping[tuple[int, int], str | None]
+Labels = Mapping[int, str]
+
+
+def _interconnect(pairs: Pairs, labels: Labels) -> str:
+    if len(labels) < 2:
+        return "none"
+    known = [path for path in pairs.values() if path]
+    if len(known) * 2 < len(pairs):
+        return "unknown"
+    linked = [path for path in known if paths.is_link(path)]
+    if not linked:
+        return "pcie"
+    return ("nvlink" if paths.links(linked[0]) else "xgmi") if len(linked) == len(known) else "mixed"
+
+
+def _full_mesh(pairs: Pairs) -> bool | None:
+    """None when the text lacks a pair and none of the others answers."""
+    if any(path and not paths.links(path) for path in pairs.values()) or not pairs:
+        return False
+    return True if all(pairs.values()) else None
+
+
+def _islands(pairs: Pairs, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    known = {pair: path for pair, path in pairs.items() if path}
+    worst = paths.farthest(known.values())
+    some_linked = any(paths.is_link(path) for path in known.values())
+    alike = len({paths.distance(path)[0] for path in known.values()}) <= 1
+    island = {index: {index} for index in indices}
+    for (first, second), path in known.items():
+        near = paths.is_link(path) if some_linked else path != worst
+        if (near or alike) and island[first] is not island[second]:
+            island[first] |= island[second]
+            island.update(dict.fromkeys(island[second], island[first]))
+    return tuple(sorted({tuple(sorted(members)) for members in island.values()}))
+
+
+def _affinity(found: Matrix, label: str, name: str) -> str:
+    row = found.rows.get(label)
+    return row.affinities.get(name, "") if row else ""
+
+
+def _cpus(found: Matrix, labels: Labels) -> dict[str, str]:
+    return {labels[index]: cpus for index in sorted(labels) if (cpus := _affinity(found, labels[index], "CPU Affinity"))}
+
+
+def _numa(found: Matrix, labels: Labels) -> dict[str, int | None]:
+    """A GPU near several nodes (`0-1`) has none of its own."""
+    words = {labels[index]: _affinity(found, labels[index], "NUMA Affinity") for index in sorted(labels)}
+    return {label: int(word) if word.isdecimal() else None for label, word in words.items()}
+
+
+def _sockets(numa: Mapping[str, int | None], cpus: Mapping[str, str]) -> int | None:
+    """By the GPUs' NUMA nodes, else by their CPUs; more than two may be parts of a processor (NPS4, sub-NUMA clusters), so it is not told."""
+    nodes = {node for node in numa.values() if node is not None} or {affinity for affinity in cpus.values() if affinity != "N/A"}
+    return len(nodes) if len(numa) > 1 and 0 < len(nodes) <= 2 else None
+
+
+def _nics(found: Matrix, text: str) -> dict[str, str]:
+    names = dict(_NIC_NAME.findall(text))
+    labels = [label for label in found.columns if gpu_index(label) is None and "MIG" not in label.upper()]
+    return {label: names.get(label, label) for label in labels}
+
+
+def _nearest(found: Matrix, gpu: str, nics: Mapping[str, str]) -> str | None:
+    """The first of the nearest; none when all are on another NUMA node."""
+    ways = {name: paths.path(found.cell(gpu, label)) for label, name in nics.items()}
+    near = {name: way for name, way in ways.items() if way and not paths.crosses_sockets(way)}
+    return min(near, key=lambda name: paths.distance(near[name]), default=None)
+
+
+def _peer_access(found: Matrix, labels: Labels) -> bool | None:
+    words = [found.cell(first, second) for first, second in combinations(labels.values(), 2)]
+    told = [word == "OK" for word in words if word in paths.PEER_ACCESS]
+    return all(told) if told else None
+
+
+def _digest(found: Matrix) -> str:
+    """Of labels and cells alone: the same host gives the same, however its table was printed."""
+    cells = sorted(f"{first}/{second}={found.cell(first, second)}" for first in found.columns for second in found.columns)
+    return hashlib.sha256("\n".join(cells).encode()).hexdigest()[:16]
+
+
+def _notes(found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int | None]) -> Iterable[str]:
+    if not found.tabs:
+        yield "separated by blanks, as copied from a terminal"
+    islands = _islands(pairs, sorted(labels))
+    worst = paths.farthest(path for path in pairs.values() if path)
+    if len(islands) > 1 and worst:
+        yield f"a server over more than the {max(map(len, islands))} GPUs of an island goes over {worst}"
+    if _interconnect(pairs, labels) == "pcie":
+        yield "no NVLink: SGLang's custom all-reduce is off above two GPUs; compare only with hosts of the same class"
+    nodes = [node for node in numa.values() if node is not None]
+    if nodes != sorted(nodes):
+        yield "NUMA ids are not in the order of the GPUs: bind each rank by its own GPU's node"
+    if len(set(nodes)) > 2:
+        yield f"{len(set(nodes))} NUMA nodes: a processor may be split into several, so sockets cannot be told from here"
+
+
+def _warnings(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
+    yield from _note_gaps(found, labels)
+    yield from _note_cells(found, pairs, labels)
+    yield from _note_nvlinks(pairs)
+
+
+def _note_gaps(found: Matrix, labels: Labels) -> Iterable[str]:
+    missing = sorted(set(range(max(labels, default=0) + 1)) - set(labels))
+    if missing and labels:
+        yield f"{_gpus(missing)} missing: not given to this container, hidden, or lost; see `nvidia-smi -L` and dmesg"
+    rowless = [index for index, label in sorted(labels.items()) if label not in found.rows]
+    if rowless:
+        yield f"the text is cut: no line for {_gpus(rowless)}; read from the other half where it could be"
+    if any("MIG" in label.upper() for label in found.columns):
+        yield "MIG is on: its slices have no peer-to-peer path, so no tensor parallelism over them"
+
+
+def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
+    unknown = sorted({found.cell(labels[a], labels[b]) for (a, b), path in pairs.items() if path is None})
+    told = [word for word in unknown if word and word not in paths.PEER_ACCESS]
+    if told:
+        yield f"unknown between GPUs: {', '.join(told)}"
+    if "" in unknown:
+        yield "some pairs of GPUs have no cell"
+    for (first, second), path in pairs.items():
+        back = found.rows[labels[second]].cells.get(labels[first], "") if labels[second] in found.rows else ""
+        there = paths.path(back)
+        if there and path and there != path and not found.rows[labels[second]].cut:
+            yield f"GPU{first} to GPU{second} is {path} one way and {there} the other"
+
+
+def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
+    counts = {pair: paths.links(path) for pair, path in pairs.items() if paths.links(path)}
+    most = max(counts.values(), default=0)
+    fewer = [f"GPU{first}-GPU{second} NV{count}" for (first, second), count in counts.items() if count < most]
+    if fewer and len(fewer) * 2 < len(counts):
+        yield f"fewer NVLinks than the NV{most} of the others: {', '.join(fewer)}; a link may be down (`nvidia-smi nvlink -s`)"
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    return ", ".join(f"GPU{index}" for index in indices)
