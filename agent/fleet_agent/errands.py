@@ -99,9 +99,10 @@ class Errands:
 
     async def collect(self) -> ev.Body:
         """EvidenceCollected with what could be read; a dead server has a log all the same."""
+        await self.server.verdict()
         if self.server.is_observable:
             await evidence.scrape(self.server.url, self._folder / "metrics.txt")
-        artifacts = await asyncio.to_thread(evidence.gather, self._folder, self._artifact_root)
+        artifacts = await asyncio.to_thread(evidence.gather, self._folder, self._artifact_root, self.server.secrets)
         return ev.EvidenceCollected(artifacts)
 
     async def close(self, order: CloseTrial) -> ev.Body:

@@ -11,11 +11,13 @@ import re
 import urllib.request
 from pathlib import Path
 
+from fleet_agent.secrets import Secrets
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial import Artifact
 
 _log = logging.getLogger(__name__)
 _TAIL_BYTES = 4096
+_NO_SECRETS = Secrets()
 _SCRAPE_LIMIT_BYTES = 4 << 20
 _SCRAPE_TIMEOUT_S = 5.0
 
@@ -38,6 +40,12 @@ def tail(path: Path, limit: int = _TAIL_BYTES) -> str:
     return text if size <= limit else text.partition("\n")[2]
 
 
+def last_line(path: Path) -> str:
+    """The last line of a file that is not blank, at most 400 characters; empty when there is none."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", tail(path)) if line.strip()]
+    return lines[-1][:400] if lines else ""
+
+
 def artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
     """The artifact of a file below `root`; its digest is computed unless given."""
     if not sha256:
@@ -46,15 +54,15 @@ def artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
     return Artifact(path.relative_to(root).as_posix(), sha256, path.stat().st_size)
 
 
-def gather(folder: Path, root: Path) -> tuple[Artifact, ...]:
-    """The server's own files. Raw runs are named by their RunFinished and not repeated here. The log is frozen as a copy."""
+def gather(folder: Path, root: Path, secrets: Secrets = _NO_SECRETS) -> tuple[Artifact, ...]:
+    """The server's own files, masked. Raw runs are named by their RunFinished and not repeated here. The log is frozen as a copy."""
     found = []
-    log = folder / "server.log"
-    if log.is_file():
-        frozen = folder / "server-log.txt"
-        if _kept(frozen, log.read_bytes()):  # a copy: the server may still write to its log while it is being fetched
+    for log, frozen in ((folder / "server.log", folder / "server-log.txt"), (folder / "witness.log", folder / "witness-log.txt")):
+        if log.is_file() and _kept(frozen, log.read_bytes()):  # a copy: the server may still write to its log while it is being fetched
+            secrets.mask_file(frozen)
             found.append(artifact(frozen, root))
     if (folder / "metrics.txt").is_file():
+        secrets.mask_file(folder / "metrics.txt")
         found.append(artifact(folder / "metrics.txt", root))
     return tuple(found)
 
@@ -84,6 +92,6 @@ async def scrape(url: str, target: Path) -> None:
 def resolve(root: Path, name: str) -> Path:
     """The file of an artifact name. Raises ConfigError for a name that leads out of `root` or to nothing."""
     path = (root / name).resolve()
-    if not path.is_relative_to(root.resolve()) or not path.is_file():
+    if not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env":  # a container's variables are not told
         raise ConfigError(f"no artifact {name!r}", "names are TRIAL/ATTEMPT/FILE as told by events")
     return path

@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet_agent import evidence
+from fleet_agent.core.witness import with_nccl_log
 from fleet_agent.engines.engine import Engine, Place
-from fleet_agent.engines.sglang.explain import kind_of
+from fleet_agent.guard import Guard
+from fleet_agent.listening import stranger_at
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.ports import Ports
+from fleet_agent.secrets import Secrets
+from fleet_agent.starting import clear_up, prepare, secrets_of
 from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
 from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, ErrorKind, ServerFailed
+from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerFailed
 from fleet_protos.trial import EngineKind, TrialSpec
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0  # between two looks at readiness: short at first, then never above a second
@@ -35,14 +39,15 @@ class Tools:
 
 @dataclass(slots=True)
 class Launch:
-    """One launch of the trial's server. `session` is None until a process exists; `wanted` is False once we end it ourselves."""
+    """One launch of the trial's server. `session` and `guard` are None until a process exists."""
 
     place: Place
     log: Path
+    witness: bool = False
     began_s: float = 0.0
     process: ServerProcess | None = None
     session: RecordedSession | None = None
-    wanted: bool = True
+    guard: Guard | None = None
 
 
 class TrialServer:
@@ -57,6 +62,7 @@ class TrialServer:
         self._now = Launch(place, folder / "server.log")
         self._settled = asyncio.Event()
         self._settled.set()
+        self.secrets = Secrets()  # of the launch: whatever is told or kept of it is masked with them
 
     @property
     def url(self) -> str:
@@ -70,58 +76,49 @@ class TrialServer:
 
     # Launch
 
-    async def launch(self, announce: Callable[[ev.Body], None]) -> ev.Body:
+    async def launch(self, announce: Callable[[ev.Body], None], witness: bool = False) -> ev.Body:
         """ServerLaunched, or ServerFailed when no process came to be. Announces ServerLaunching first."""
         self._settled.clear()
         try:
-            return await self._launch(announce)
+            return await self._launch(announce, witness)
         except ConfigError as error:
             return ev.ServerFailed(ErrorKind.CONFIG, "config", str(error))
+        except Conflict as error:
+            return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "no_free_port", str(error))
         except OSError as error:
             return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", f"{type(error).__name__}: {error}")
         finally:
             self._settled.set()
 
-    async def _launch(self, announce: Callable[[ev.Body], None]) -> ev.Body:
-        self._now = now = self._new_launch()
+    async def _launch(self, announce: Callable[[ev.Body], None], witness: bool) -> ev.Body:
+        self._now = now = self._new_launch(witness)
         now.place.folder.mkdir(parents=True, exist_ok=True)
-        command = self._engine.command(self._spec, now.place)
-        announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus))
+        command = self._engine.command(with_nccl_log(self._spec, witness=witness), now.place)
+        self.secrets = await asyncio.to_thread(secrets_of, command.env)
+        announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus, witness))
         now.began_s = time.monotonic()
-        now.process = await self._tools.supervisor.launch(command, now.log)
+        now.process = await self._tools.supervisor.launch(prepare(command, self.secrets), now.log)
         now.session = session = now.process.session
+        now.guard = Guard(now.process, self._spec.engine)
         return ev.ServerLaunched(
             session.pid, session.session_id, session.start_ticks, self.url, command.argv, dict(command.env), str(now.log), session.boot_id
         )
 
-    def _new_launch(self) -> Launch:
+    def _new_launch(self, witness: bool) -> Launch:
         token = self._now.place.token
         self._tools.ports.give_back(token)
-        return Launch(replace(self._now.place, port=self._tools.ports.take(token)), self._folder / "server.log")
+        port = self._tools.ports.take(token)
+        return Launch(replace(self._now.place, port=port), self._folder / ("witness.log" if witness else "server.log"), witness)
 
     async def settled(self) -> None:
         """Returns when no launch is half-way: its process, if there is one, is known."""
         await self._settled.wait()
 
-    def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.ServerFailed], None]) -> None:
-        """Report the server's death once, unless we are the ones who stop it."""
-        now = self._now
-        if now.process is None:
-            return
-        process = now.process
-
-        async def watch() -> None:
-            exit_code = await process.wait()
-            if now.wanted:
-                report(await asyncio.to_thread(self._death, exit_code))
-
-        tasks.create_task(watch())
-
-    def _death(self, exit_code: int) -> ev.ServerFailed:
-        failure_class, cause = self._engine.explain(self._now.log, exit_code)
-        kind = kind_of(failure_class)
-        message = f"server exited with {exit_code}: {cause or 'its log names no cause'}"
-        return ev.ServerFailed(kind, failure_class, message, exit_code, evidence.tail(self._now.log))
+    def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.Body], None]) -> None:
+        """Report how the launch comes on, and the server's death or standstill, unless we are the ones who stop it."""
+        guard = self._now.guard
+        if guard is not None:
+            tasks.create_task(guard.watch(report))
 
     # Ready, proof
 
@@ -134,7 +131,7 @@ class TrialServer:
                     looked_at_s = time.monotonic()
                     missing = await self._look()
                     if not missing:
-                        return ev.ServerReady(time.monotonic() - self._now.began_s if self._now.began_s else 0.0)
+                        return await self._ready()
                     looked_at_s = 0.0
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.3, _LAST_LOOK_S)
@@ -149,6 +146,17 @@ class TrialServer:
                 f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
                 log_tail=evidence.tail(self._now.log),
             )
+
+    async def _ready(self) -> ev.Body:
+        """Something answers as our server does. Raises ServerFailed when it is another process that listens there."""
+        now = self._now
+        if now.guard is None:
+            return ev.ServerReady()
+        ready_s = time.monotonic() - now.began_s
+        if stranger := await asyncio.to_thread(stranger_at, now.place.port, now.guard.processes()):
+            message = f"port {now.place.port} is held by {stranger}, which is not of the server that was launched"
+            raise ServerFailed(ErrorKind.SERVER_LAUNCH, "port_in_use", message)
+        return ev.ServerReady(ready_s, await now.guard.ready())
 
     async def _look(self) -> str:
         """What is missing, empty when nothing is; a look that takes too long is one of many, not the end."""
@@ -165,12 +173,13 @@ class TrialServer:
         """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped answering."""
         try:
             async with asyncio.timeout(_LOOK_LIMIT_S):
-                proof = await self._engine.prove(self._spec, self.url, self._now.log)
+                engine = replace(self._spec.engine, env=self.secrets.fill(self._spec.engine.env))  # the server shows values, not references
+                proof = await self._engine.prove(replace(self._spec, engine=engine), self.url, self._now.log)
         except ServerFailed as error:
             return self._failed(error)
         except TimeoutError:
             return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self.url} did not show its configuration in time")
-        return replace(proof, fingerprint=dict(self._tools.fingerprint))
+        return replace(proof, fingerprint=dict(self._tools.fingerprint), witness=self._now.witness)
 
     def _failed(self, error: ServerFailed) -> ev.ServerFailed:
         return ev.ServerFailed(
@@ -179,18 +188,21 @@ class TrialServer:
 
     # End
 
+    async def verdict(self) -> None:
+        """Returns when a death of the server that has been noticed has been told too: it explains what it led to."""
+        if self._now.guard is not None:
+            await self._now.guard.verdict()
+
     async def stop(self) -> ev.Body:
         """ServerStopped with the proof that nothing of the server is left; harmless without a server."""
-        self._now.wanted = False
         await self.settled()
         now = self._now
-        now.wanted = False
+        if now.guard is not None:
+            now.guard.dismiss()
         session = now.session or await asyncio.to_thread(self._tools.supervisor.find_by_token, now.place.token)
-        if session is None:
-            return ev.ServerStopped()
-        stopped = await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s)
+        stopped = await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s) if session else ev.ServerStopped()
         now.session = session if stopped.left_over else None
-        return stopped
+        return await clear_up(stopped, self._spec.engine, now.place, self.secrets)
 
     def adopt(self, launched: ev.ServerLaunched) -> None:
         """Take over the server that an earlier agent process recorded, only to end it."""

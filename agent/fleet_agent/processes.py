@@ -60,6 +60,15 @@ def boot_id() -> str:
         return ""
 
 
+def oom_kills() -> int:
+    """Processes that the kernel ended for want of memory since it was booted (Linux 4.13 and later), 0 when it does not tell."""
+    try:
+        lines = (_PROC / "vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
 def read_stat(pid: int) -> ProcessStat | None:
     """The process, zombies too; None when there is none."""
     try:

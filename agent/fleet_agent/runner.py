@@ -66,13 +66,14 @@ class TrialRunner:
             await self._give_up(broken.exceptions[0])
 
     async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
+        body = self._errands.server.secrets.mask(body)  # before it is told to anyone
         if not accepts(self.trial, body):
             log.info("trial %s: %s came too late, dropped", self.spec.trial_id, type(body).__name__)
             return
         self.trial, orders = step(self.trial, body, time.monotonic())
         event = await self._record(body, self.trial, cause)
         if isinstance(body, ev.ServerLaunched):
-            self._errands.server.watch(tasks, lambda failed: self._inbox.put(failed, event.sequence))
+            self._errands.server.watch(tasks, lambda body: self._inbox.put(body, event.sequence))
         if orders:
             await self._clear_the_way()
         for order in orders:
@@ -95,7 +96,7 @@ class TrialRunner:
     def _errand(self, order: fx.Effect, cause: int) -> Awaitable[ev.Body]:
         errands = self._errands
         table: dict[type, Callable[[Any], Awaitable[ev.Body]]] = {
-            fx.LaunchServer: lambda _: errands.server.launch(lambda body: self._inbox.put(body, cause)),
+            fx.LaunchServer: lambda launch: errands.server.launch(lambda body: self._inbox.put(body, cause), launch.witness),
             fx.AwaitReady: lambda await_ready: errands.server.await_ready(await_ready.deadline_s),
             fx.ProveConfiguration: lambda _: errands.prove(),
             fx.WarmUp: lambda warm_up: errands.warm_up(warm_up.workload),

@@ -49,6 +49,11 @@ class ServerProcess:
         """Of the launcher, which leads session and group."""
         return self.session.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, else as `wait` tells it."""
+        return self._process.returncode
+
     async def wait(self) -> int:
         """Exit code of the launcher once it ended, negative for a signal. Comes by event, may be awaited by many."""
         return await self._process.wait()

@@ -1,0 +1,137 @@
+"""Owns the guard over one launched server: how its launch comes on, when it stands still, and who of it died. Ends nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from fleet_agent import evidence
+from fleet_agent.core.standstill import stall_message
+from fleet_agent.following import LogFollower
+from fleet_agent.processes import ProcessStat, members_of, oom_kills
+from fleet_agent.supervisor import ServerProcess
+from fleet_agent.watching import Member, Members
+from fleet_knowledge.failures import FAILURES, kind_of
+from fleet_knowledge.log.phases import WITHOUT_PROGRESS_S
+from fleet_protos import events as ev
+from fleet_protos.errors import ErrorKind
+from fleet_protos.trial import EngineSpec
+
+_ECHO_S = 0.3  # what a dying process and its launcher still write
+_KILLED = -9
+
+_STALLED = (
+    "Look at what its last lines say; a phase that is known to be slow here may be given longer by engine.phase_timeouts. Waiting for "
+    "ready_timeout as well would not have helped."
+)
+
+Report = Callable[[ev.Body], None]
+
+
+class Guard:
+    """Watches one server from its launch until it is dismissed."""
+
+    def __init__(self, process: ServerProcess, spec: EngineSpec) -> None:
+        self._process = process
+        self._limits_s = {**WITHOUT_PROGRESS_S, **spec.phase_timeouts_s}
+        self._follower = LogFollower(process.log)
+        self._members = Members(process.session)
+        self._following: asyncio.Task[None] | None = None
+        self._dismissed = asyncio.Event()
+        self._is_dead = False
+        self._told = asyncio.Event()
+        self._kills_before = oom_kills()
+
+    def processes(self) -> tuple[ProcessStat, ...]:
+        """All living processes of the server; reads all of /proc."""
+        return members_of(self._process.session)
+
+    async def watch(self, report: Report) -> None:
+        """Report progress, and the first death or standstill, until dismissed."""
+
+        def told(body: ev.Body) -> None:
+            if not self._dismissed.is_set():
+                report(body)
+
+        async with asyncio.TaskGroup() as tasks:
+            self._following = tasks.create_task(self._follow(told))
+            watching = [
+                self._following,
+                tasks.create_task(self._members.watch(lambda member: self._see_death(f"{member} ended", member, told))),
+                tasks.create_task(self._see_exit(told)),
+            ]
+            await self._dismissed.wait()
+            for task in watching:
+                task.cancel()
+
+    async def ready(self) -> Mapping[str, float]:
+        """The launch is over: from now on only deaths are watched for. Seconds that each of its phases took."""
+        self._members.complete()
+        await self._end_following()
+        return await asyncio.to_thread(self._follower.phases_s)
+
+    async def verdict(self) -> None:
+        """Returns when a death that has been noticed has been told too."""
+        if self._is_dead or self._process.exit_code is not None:
+            await self._told.wait()
+
+    def dismiss(self) -> None:
+        """We end the server ourselves: nothing that happens to it is news."""
+        self._dismissed.set()
+
+    # Inside
+
+    async def _end_following(self) -> None:
+        """Afterwards the follower may be asked: two threads never read at once."""
+        self._follower.end()
+        if self._following is not None:
+            await asyncio.wait({self._following})
+
+    async def _follow(self, report: Report) -> None:
+        stalled = await self._follower.follow(report, self._limits_s)
+        if stalled is not None and not self._is_dead:
+            log = self._process.log
+            message = stall_message(stalled.course, stalled.at_s, evidence.last_line(log))
+            failure_class = f"stalled_{stalled.course.phase}"
+            report(ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, failure_class, message, log_tail=evidence.tail(log), hint=_STALLED))
+
+    async def _see_exit(self, report: Report) -> None:
+        exit_code = await self._process.wait()
+        await self._see_death(f"server exited with {exit_code}", None, report)
+
+    async def _see_death(self, what: str, member: Member | None, report: Report) -> None:
+        """Only the first death is told: the others follow from it."""
+        if self._is_dead:
+            return
+        self._is_dead = True
+        await asyncio.sleep(_ECHO_S)
+        await self._end_following()
+        report(await asyncio.to_thread(self._explained, what, member))
+        self._told.set()
+
+    def _explained(self, what: str, member: Member | None) -> ev.ServerFailed:
+        told = self._follower.diagnose()
+        exit_code = self._process.exit_code or 0
+        failure_class, cause = told.failure_class, told.cause_line
+        if not failure_class:
+            failure_class, cause = self._silent(exit_code, member)
+        failure = FAILURES.get(failure_class)
+        return ev.ServerFailed(
+            kind=kind_of(failure_class),
+            failure_class=failure_class,
+            message=f"{what}: {cause or 'its log names no cause'}",
+            exit_code=exit_code,
+            log_tail=evidence.tail(self._process.log),
+            cause_line=told.cause_line,
+            rank=told.rank or (member.rank if member else ""),
+            hint=told.hint or (failure.hint if failure else ""),
+        )
+
+    def _silent(self, exit_code: int, member: Member | None) -> tuple[str, str]:
+        """(class, cause) where the log names none."""
+        kills = oom_kills() - self._kills_before
+        if kills > 0:
+            return "host_oom_kill", f"the kernel ended {kills} processes of this host for want of memory since the launch"
+        if member is not None:
+            return "scheduler_died", ""
+        return ("killed" if exit_code == _KILLED else "unknown"), ""

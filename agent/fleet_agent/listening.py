@@ -1,0 +1,56 @@
+"""Owns the answer to who listens at a TCP port of this host, by /proc alone, which no answer over HTTP can gainsay. Connects nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fleet_agent.processes import ProcessStat, all_processes
+
+_PROC = Path("/proc")
+_LISTEN = "0A"
+
+
+def stranger_at(port: int, ours: Iterable[ProcessStat]) -> str:
+    """Who listens at `port` when it is none of `ours`; empty when one of them does, when nobody does, or when that cannot be seen."""
+    sockets = frozenset(_listening(port))
+    ours = tuple(ours)
+    if not sockets or not ours:
+        return ""
+    for process in ours:
+        held = _sockets_of(process.pid)
+        if held is None or held & sockets:
+            return ""
+    own = {process.pid for process in ours}
+    others = (process for process in all_processes().values() if process.pid not in own and (_sockets_of(process.pid) or set()) & sockets)
+    return next((f"pid {process.pid} ({process.name})" for process in others), "a process of another user")
+
+
+def _listening(port: int) -> Iterator[str]:
+    """The sockets that listen at the port, by inode; see proc_net_tcp."""
+    for table in ("net/tcp", "net/tcp6"):
+        try:
+            lines = (_PROC / table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                yield f"socket:[{fields[9]}]"
+
+
+def _sockets_of(pid: int) -> set[str] | None:
+    """What the process has open; None when that may not be seen. One that has just ended has nothing open."""
+    folder = _PROC / str(pid) / "fd"
+    found = set()
+    try:
+        for name in os.listdir(folder):
+            try:
+                found.add(os.readlink(folder / name))
+            except FileNotFoundError:
+                continue
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    except OSError:
+        return None
+    return found

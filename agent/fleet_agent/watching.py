@@ -1,0 +1,115 @@
+"""Owns the watch over the processes of one server: which of them it cannot live without, and when one ends. By event; signals nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleet_agent.processes import ProcessStat, RecordedSession, members_of, read_stat
+from fleet_agent.supervisor import gone
+
+_PROC = Path("/proc")
+_LOOK_AGAIN_S = 1.0  # for processes that come to be during a launch
+_SPAWNED_S = 10.0  # a spawned child without a title that lived so long was no helper
+# setproctitle(f"sglang::scheduler{prefix}") and its kin, sglang 0.4.1 - 0.5.23
+_TITLE = re.compile(r"^sglang::(\w+?)((?:_(?:DP|PP|TP|EP|CP|MOE_DP|MOE_EP)\d+)*)$", re.I)
+_OURS = "sglang::"
+_SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main")
+_LAUNCHER = re.compile(r"\bsglang\.launch_server\b|\bsglang (?:serve|launch)\b|/sglang\b.*\bserve\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of a server as it was last seen. `rank` as SGLang's log names it (`DP0 TP1`), empty where it has none."""
+
+    process: ProcessStat
+    title: str
+    rank: str = ""
+    is_vital: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.title} (pid {self.process.pid})"
+
+
+Report = Callable[[Member], Awaitable[None]]
+
+
+class Members:
+    """The processes of one server but its launcher, each waited for from when it was first seen."""
+
+    def __init__(self, session: RecordedSession) -> None:
+        self._session = session
+        self._known: dict[int, Member] = {}
+        self._since_s: dict[int, float] = {}
+        self._complete = asyncio.Event()
+
+    def complete(self) -> None:
+        """The server is ready: one more look, and then none, so that nothing disturbs a measurement."""
+        self._complete.set()
+
+    async def watch(self, report: Report) -> None:
+        """Report each vital member that ends; returns when all that are known have ended."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                was_complete = self._complete.is_set()
+                await self._look(tasks, report)
+                if was_complete:
+                    return
+                try:
+                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                        await self._complete.wait()
+                except TimeoutError:
+                    continue
+
+    async def _look(self, tasks: asyncio.TaskGroup, report: Report) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for member in await asyncio.to_thread(look, self._session):
+            pid = member.process.pid
+            known = self._known.get(pid)
+            self._known[pid] = member
+            if known is None or known.process.start_ticks != member.process.start_ticks:
+                self._since_s[pid] = now_s
+                tasks.create_task(self._see_end(member.process, report))
+
+    async def _see_end(self, process: ProcessStat, report: Report) -> None:
+        await gone(process)
+        member = _renamed(self._known[process.pid])
+        lived_s = asyncio.get_running_loop().time() - self._since_s[process.pid]
+        if member.is_vital and (_OURS in member.title or lived_s >= _SPAWNED_S):
+            await report(member)
+
+
+def look(session: RecordedSession) -> list[Member]:
+    """The living processes of the server but the leader of its session, with what their command lines say; reads all of /proc."""
+    found = members_of(session)
+    lines = {process.pid: _command_line(process.pid) for process in found}
+    launchers = {pid for pid, line in lines.items() if _LAUNCHER.search(line)} | {session.pid}
+    return [_member(process, lines[process.pid], launchers) for process in found if process.pid != session.pid]
+
+
+def _member(process: ProcessStat, line: str, launchers: Iterable[int]) -> Member:
+    """Vital: what bears a title of SGLang's, and what its launcher spawned. Compilers, probes and what they start are neither."""
+    titled = _TITLE.match(line.strip())
+    if titled:
+        return Member(process, line.strip(), titled[2].strip("_").replace("_", " "), is_vital=True)
+    spawned = bool(_SPAWNED.search(line)) and process.parent in launchers
+    return Member(process, process.name, is_vital=spawned)
+
+
+def _renamed(member: Member) -> Member:
+    """With the name that a zombie still bears: its title may have been set after the last look."""
+    now = read_stat(member.process.pid)
+    if _OURS in member.title or now is None or now.start_ticks != member.process.start_ticks or _OURS not in now.name:
+        return member
+    return replace(member, title=now.name, is_vital=True)
+
+
+def _command_line(pid: int) -> str:
+    """Its words with blanks between; a title that was set takes their place."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
