@@ -160,8 +160,8 @@ def _numa(found: Matrix, labels: Labels) -> dict[str, int | None]:
 
 
 def _sockets(numa: Mapping[str, int | None], cpus: Mapping[str, str]) -> int | None:
-    """By the GPUs' NUMA nodes, else by their CPUs; more than two may be parts of a processor (NPS4, sub-NUMA clusters), so it is not told."""
-    nodes = {node for node in numa.values() if node is not None} or {affinity for affinity in cpus.values() if affinity != "N/A"}
+    """By the GPUs' NUMA nodes, else by their CPUs; more than two may be parts of one processor (NPS4), so they are not told."""
+    nodes = {str(node) for node in numa.values() if node is not None} or set(cpus.values()) - {"N/A"}
     return len(nodes) if len(numa) > 1 and 0 < len(nodes) <= 2 else None
 
 
