@@ -23,6 +23,7 @@ _MODEL_AT: Mapping[tuple[str, ...], type[models.Section]] = {
     ("model",): models.Model,
     ("engine",): models.Engine,
     ("engine", "container"): models.Container,
+    ("engine", "phase_timeouts"): models.PhaseTimeouts,
     ("engine", "simulation"): models.Simulation,
     ("factors", "*", "*"): models.Level,
     ("factors", "*", "*", "simulation"): models.Simulation,

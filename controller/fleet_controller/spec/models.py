@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -96,10 +97,48 @@ class Model(Section):
     path: Text = Field(description="Folder on the host, or a name that the engine can resolve.")
 
 
+def _matching(code: str, pattern: str, problem: str, hint: str) -> BeforeValidator:
+    def validate(written: object) -> str:
+        text = str(written) if isinstance(written, int) and not isinstance(written, bool) else written
+        if isinstance(text, str) and re.fullmatch(pattern, text):
+            return text
+        raise PydanticCustomError(code, "{problem}", {"problem": problem, "hint": hint})
+
+    return BeforeValidator(validate)
+
+
+SHM_PATTERN = r"^[1-9][0-9]{0,12}[bkmgBKMG]?$"
+CPUS_PATTERN = r"^(none|auto|[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*)$"
+_SHM_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": SHM_PATTERN}, {"type": "integer", "minimum": 1}]})
+_CPUS_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": CPUS_PATTERN}, {"type": "integer", "minimum": 0}]})
+ShmSize = Annotated[str, _matching("bad_size", SHM_PATTERN, "is no size", "write it like `32g`"), _SHM_SCHEMA]
+CpuBinding = Annotated[
+    str, _matching("bad_cpus", CPUS_PATTERN, "is none of none, auto and a list of CPUs", "write a list like `0-31,64-95`"), _CPUS_SCHEMA
+]
+
+
 class Container(Section):
-    """A container image for the server; accepted in the file, not launched by this version."""
+    """How the server runs in a container of docker or podman."""
 
     image: Text = Field(description="Image with its tag or digest.")
+    runtime: Literal["docker", "podman"] | None = Field(default=None, description="Default: the one that the host has.")
+    shm_size: ShmSize | None = Field(default=None, description="Shared memory of its own, as 32g; default: that of the host.")
+    mounts: Annotated[dict[str, Text], _or_nothing(dict[str, str])] = Field(
+        default={}, description="path inside: path on the host; `:ro` at the end mounts it read-only. The model's path is mounted anyway."
+    )
+    python: Text | None = Field(default=None, description="Python inside the image; default python3.")
+
+
+class PhaseTimeouts(Section):
+    """How long each phase of a launch may stand still, without a line or a count that comes on; 0 = as long as the whole launch."""
+
+    start: Duration | None = Field(default=None, description="Until the server begins; default 5m.")
+    init_dist: Duration | None = Field(default=None, description="The processes find each other; default 10m.")
+    load_weight: Duration | None = Field(default=None, description="Weights are loaded; default 15m.")
+    kv_alloc: Duration | None = Field(default=None, description="Memory for the cache is taken; default 5m.")
+    capture_graph: Duration | None = Field(default=None, description="Graphs are captured; default 15m.")
+    warm_up: Duration | None = Field(default=None, description="Kernels are compiled and tuned; default 30m.")
+    http_bind: Duration | None = Field(default=None, description="The port is bound and the server asks itself; default 10m.")
 
 
 class Simulation(Section):
@@ -124,7 +163,14 @@ class Engine(Section):
 
     kind: Literal["sglang", "simulated", "external"] = Field(description="sglang, simulated, or external: a server that already runs.")
     python: Text | None = Field(default=None, description="Python on the host whose environment holds SGLang.")
-    container: Container | None = Field(default=None, description="Not launched by this version.")
+    container: Container | None = Field(default=None, description="An image that holds SGLang, in place of `python`.")
+    entry: Literal["launch_server", "serve"] | None = Field(
+        default=None, description="python -m sglang.launch_server (default), or sglang serve, from 0.5.5."
+    )
+    cpu_binding: CpuBinding | None = Field(default=None, description="none (default), auto: the CPUs nearest to the GPUs, or a list.")
+    nodes: Annotated[int, Field(gt=0, le=1024)] = Field(default=1, description="Hosts of one server.")
+    phase_timeouts: PhaseTimeouts | None = Field(default=None, description="How long a phase of a launch may stand still.")
+    proof: Literal["auto", "witness", "timed", "off"] = Field(default="auto", description="Where NCCL's own log of the proof comes from.")
     url: Text | None = Field(default=None, description="Address of an external server.")
     gpus: Gpus | None = Field(default=None, description="GPUs of one launch; default: from the parallel sizes in args.")
     args: Arguments = Field(default={}, description="Server arguments by SGLang's own names, underscores for dashes.")

@@ -10,7 +10,7 @@ from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.spec import models
 from fleet_controller.spec.arguments import normalise
 from fleet_controller.spec.document import Document, dotted
-from fleet_protos.trial import EngineKind, EngineSpec, Measure, Simulation, Slo, Workload
+from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Measure, Simulation, Slo, Workload
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
 _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}
@@ -53,11 +53,29 @@ def _engine(file: models.JobFile) -> EngineSpec:
         args={name: value for name, value in normalise(engine.args).items() if value is not None},
         env={name: value for name, value in engine.env.items() if value is not None},
         gpus=engine.gpus or 0,
-        python=(engine.python or _DEFAULT_PYTHON) if engine.kind == "sglang" else "",
+        python=(engine.python or _DEFAULT_PYTHON) if engine.kind == "sglang" and engine.container is None else "",
         url=(engine.url or "").rstrip("/"),
         ready_timeout_s=engine.ready_timeout,
         stop_timeout_s=engine.stop_timeout,
         simulation=replace(Simulation(), **_knobs(engine.simulation)),
+        container=_container(engine.container),
+        entry=engine.entry or "",
+        cpu_binding=engine.cpu_binding or "",
+        phase_timeouts_s=engine.phase_timeouts.model_dump(exclude_none=True) if engine.phase_timeouts else {},
+        proof=engine.proof,
+        gang=Gang(nodes=engine.nodes) if engine.nodes > 1 else Gang(),
+    )
+
+
+def _container(container: models.Container | None) -> Container:
+    if container is None:
+        return Container()
+    return Container(
+        image=container.image,
+        runtime=container.runtime or "",
+        shm_size=container.shm_size or "",
+        mounts=dict(container.mounts),
+        python=container.python or "",
     )
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from fleet_agent.engines.engine import LaunchCommand, Place
 from fleet_agent.engines.sglang import effective, explain, log, readiness
 from fleet_agent.engines.sglang.arguments import words
+from fleet_agent.engines.sglang.binding import HostCpus, bind, choose
+from fleet_agent.engines.sglang.cpus import read_host_cpus
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import TrialSpec
@@ -32,8 +34,11 @@ class SimulatedEngine:
         if not spec.engine.model_path:
             raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
         knobs = {**asdict(spec.engine.simulation), "launch": place.token}
+        asked = spec.engine.cpu_binding
+        host = read_host_cpus() if asked not in ("", "none") else HostCpus()
+        bound = bind(choose(asked, (), host), host, None)  # its GPUs are none of this host's: only a list binds
         argv = (
-            *(sys.executable, "-m", "fleet_agent.engines.simulated.server"),
+            *(*bound.prefix, sys.executable, "-m", "fleet_agent.engines.simulated.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
             *words(spec.engine.args),
             *("--simulation", json.dumps(knobs)),
