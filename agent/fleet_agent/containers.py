@@ -1,0 +1,93 @@
+"""Owns the end of a container that was started for a launch, by the id that its runtime wrote or by its label. Never by its name.
+
+A process of the container that is ours to see was ended with the others before; this is for what a runtime's daemon keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet_agent.engines.sglang.container import LABEL
+from fleet_agent.engines.sglang.runtimes import client_environment
+
+_log = logging.getLogger(__name__)
+_LIMIT_S = 60.0  # one word with a runtime; a daemon that is busy with a large container takes its time
+
+
+async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str, ...]:
+    """End every container of the launches with this token from this folder; what is left, one line each. Harmless without one.
+
+    `grace_s`: from SIGTERM to SIGKILL, whole seconds.
+    """
+    written = _written_ids(folder)
+    left = [line for kind, ids in written.items() for line in await _end(kind, ids, token, round(grace_s))]
+    _remove(folder, "container.*.env", *(() if left else ("*.cid",)))
+    return tuple(left)
+
+
+def _written_ids(folder: Path) -> dict[str, list[str]]:
+    """Runtime → what it wrote into the id files of its launches; an empty file is a container that never came to be."""
+    ids: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("*.cid")):
+        ids.setdefault(file.name.partition(".")[0], []).append(file.read_text(encoding="ascii", errors="replace").strip())
+    return ids
+
+
+def _remove(folder: Path, *patterns: str) -> None:
+    for file in (file for pattern in patterns for file in folder.glob(pattern)):
+        file.unlink(missing_ok=True)
+
+
+async def _end(kind: str, written: Sequence[str], token: str, grace_s: int) -> list[str]:
+    program = shutil.which(kind)
+    if program is None:
+        return [f"{kind} is not on this host any more: whether a container is left cannot be seen"]
+    code, said = await _ours(program, written, token)
+    for found in said if code == 0 else ():
+        await _said(program, "stop", "--time", str(grace_s), found, limit_s=grace_s + _LIMIT_S)
+        await _said(program, "rm", "--force", "--volumes", found)
+    code, said = await _ours(program, written, token) if said else (code, said)
+    return [f"container {found[:12]} of {kind}" for found in said] if code == 0 else said
+
+
+async def _ours(program: str, written: Sequence[str], token: str) -> tuple[int, list[str]]:
+    """(0, ids of the containers that are there and ours), or an exit code and why that cannot be said."""
+    words = ("ps", "--all", "--quiet", "--no-trunc")
+    code, seen = await _said(program, *words)
+    if code == 0:
+        code, labelled = await _said(program, *words, "--filter", f"label={LABEL}={token}")
+        if code == 0:
+            return 0, [found for found in seen.split() if found in written or found in labelled.split()]
+        seen = labelled
+    return code, [f"{program} cannot say whether a container is left: {seen[-300:]}"]
+
+
+async def _said(program: str, *words: str, limit_s: float = _LIMIT_S) -> tuple[int, str]:
+    """(exit code, what it printed) of one call; 124 when it took too long."""
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=client_environment(os.environ),
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        return 124, f"{program} {words[0]} took longer than {limit_s:.0f} s"
+    text = said.decode(errors="replace").strip()
+    if process.returncode:
+        _log.warning("%s %s ended with %s: %s", program, words[0], process.returncode, text[-300:])
+    return process.returncode or 0, text
