@@ -81,6 +81,10 @@ def _attempt(command: argparse.ArgumentParser) -> None:
 def _init(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", nargs="?", default=".", help="where to write (default: here)")
     command.add_argument("--force", action="store_true", help="overwrite files that exist")
+    text = "make the job of a pasted launch: a shell script, compose file, manifest, Dockerfile, systemd unit; - for standard input"
+    command.add_argument("--from-command", default="", metavar="FILE", help=text)
+    command.add_argument("-o", "--output", default="", metavar="JOB", help="with --from-command: write the job there")
+    _json(command)
 
 
 def _schema(command: argparse.ArgumentParser) -> None:
@@ -118,8 +122,8 @@ def _machine(command: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: Sequence[tuple[str, str, str, Add]] = (
-    ("init", "files", "write a commented job.yaml and fleet.yaml to start from", _init),
-    ("lint", "lint", "tell what is wrong with a job file before any GPU time is spent", _all(_JOB_FILE, _json)),
+    ("init", "files", "write a commented job.yaml and fleet.yaml, or a job made of a pasted launch", _init),
+    ("lint", "lint", "tell what is wrong with a job file, or a pasted launch, before any GPU time is spent", _all(_JOB_FILE, _json)),
     ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _json)),
     ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _machine, _json)),
     ("up", "run", "run controller and local agent in the foreground", _machine),

@@ -16,6 +16,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _init(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.from_command:
+        from fleet_controller.cli import pasted
+
+        return pasted.run(arguments, console)
+    if arguments.output or arguments.json:
+        raise ConfigError("-o and --json go with --from-command", "without it, init writes job.yaml and fleet.yaml into a folder")
     from fleet_controller.spec.template import fleet_template, job_template
 
     folder = Path(arguments.folder)

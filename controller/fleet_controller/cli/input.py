@@ -17,7 +17,7 @@ LARGEST_BYTES = 64 << 20
 def read_text(name: str) -> str:
     """The text of a file, or of standard input for `-`. Raises ConfigError for anything that is not readable UTF-8 text."""
     try:
-        return _content(name).decode("utf-8")
+        return read_bytes(name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
 
@@ -26,10 +26,11 @@ def load(name: str) -> LoadedJob:
     """A checked job from a file or standard input. Raises JobRejected with all findings, ConfigError when it cannot be read."""
     from fleet_controller.spec.load import load_job
 
-    return load_job(_content(name), name)
+    return load_job(read_bytes(name), name)
 
 
-def _content(name: str) -> bytes:
+def read_bytes(name: str) -> bytes:
+    """The content of a file, or of standard input for `-`. Raises ConfigError when it cannot be read or is too large."""
     try:
         if name == "-":
             return sys.stdin.buffer.read(LARGEST_BYTES + 1)

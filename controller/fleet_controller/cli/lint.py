@@ -1,4 +1,4 @@
-"""Owns `fleetctl lint`: check a job file and print what was found. Judges nothing itself."""
+"""Owns `fleetctl lint`: check a job file, or a pasted launch by the job that it would make, and print what was found. Judges nothing itself."""
 
 from __future__ import annotations
 
@@ -6,23 +6,35 @@ import argparse
 from collections.abc import Sequence
 
 from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import load
+from fleet_controller.cli.input import read_bytes
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors
 from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print every finding; 2 when one is an error."""
-    try:
-        findings: Sequence[Finding] = load(arguments.file).findings
-    except JobRejected as rejected:
-        findings = rejected.findings
+    findings = _findings(arguments.file)
     if arguments.json:
         console.json({"findings": [finding.to_json() for finding in findings]})
     else:
         console.lines(finding_lines(findings, console))
-        console.tell(_summary(arguments.file, findings))
+        console.tell(summary(arguments.file, findings))
     return ExitCode.USER_MUST_EDIT if has_errors(findings) else ExitCode.DONE
+
+
+def _findings(name: str) -> Sequence[Finding]:
+    from fleet_controller.pasted.kinds import is_pasted
+    from fleet_controller.pasted.reading import read_pasted
+    from fleet_controller.spec.load import load_job
+
+    content = read_bytes(name)
+    text = content.decode("utf-8", errors="replace")
+    if is_pasted(text):
+        return read_pasted(text, name).findings
+    try:
+        return load_job(content, name).findings
+    except JobRejected as rejected:
+        return rejected.findings
 
 
 def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
@@ -36,7 +48,8 @@ def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
     return lines
 
 
-def _summary(file: str, findings: Sequence[Finding]) -> str:
+def summary(file: str, findings: Sequence[Finding]) -> str:
+    """How many errors and other findings, in one line."""
     if not findings:
         return f"{file}: nothing to tell"
     errors = sum(finding.severity == ERROR for finding in findings)

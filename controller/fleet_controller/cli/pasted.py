@@ -1,0 +1,45 @@
+"""Owns `fleetctl init --from-command`: read a pasted launch, print or write the job made of it and what was found. Judges nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.input import read_text
+from fleet_controller.cli.lint import finding_lines, summary
+from fleet_controller.pasted.reading import OK, Pasted, read_pasted
+from fleet_protos.errors import ConfigError, ExitCode
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """The job file to standard output or to `-o`, findings to standard error; 2 when something must be edited."""
+    pasted = read_pasted(read_text(arguments.from_command), arguments.from_command)
+    written = _write(pasted, arguments) if arguments.output and pasted.job_file else ""
+    if arguments.json:
+        console.json(pasted.to_json())
+    else:
+        if not arguments.output:
+            console.text(pasted.job_file)
+        console.tell(*finding_lines(pasted.findings, console), summary(arguments.from_command, pasted.findings))
+        console.tell(*_ending(pasted, written))
+    return ExitCode.DONE if pasted.verdict == OK else ExitCode.USER_MUST_EDIT
+
+
+def _write(pasted: Pasted, arguments: argparse.Namespace) -> str:
+    path = Path(arguments.output)
+    if path.exists() and not arguments.force:
+        raise ConfigError(f"{path} exists already; nothing was written", "--force overwrites, or name another file")
+    try:
+        path.write_text(pasted.job_file, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "name a file that you may write") from error
+    return str(path)
+
+
+def _ending(pasted: Pasted, written: str) -> list[str]:
+    """What was written, and what comes next."""
+    if not pasted.job_file:
+        return ["no job file was made: mend the errors above, and run it again"]
+    fill = "" if pasted.verdict == OK else "fill in what is marked `# fill in`, then: " if "# fill in" in pasted.job_file else "mend the errors above, then: "
+    return [*([f"wrote {written}"] if written else []), f"next: {fill}fleetctl lint {written or 'job.yaml'}"]

@@ -1,0 +1,190 @@
+"""Owns the reading of a compose file: which service launches SGLang, its words, variables and container. Interpolates as compose does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet_controller.pasted.docker import mount_of, port_of
+from fleet_controller.pasted.launch import Box, Start
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.lexer import Word, tokens_of
+from fleet_controller.pasted.variables import Argument, Variables
+from fleet_controller.pasted.yamlfile import Tree, listing, mapping, trees_of
+from fleet_controller.spec.document import Path
+
+_VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?:(:?[-?+])([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\})")
+_QUIET = frozenset(
+    "image command entrypoint environment env_file ports volumes shm_size ipc runtime deploy gpus container_name restart hostname "
+    "networks network_mode healthcheck depends_on labels logging expose profiles stdin_open tty pull_policy extends x-common init".split()
+)
+
+
+def starts_of_compose(text: str, notes: Notes) -> list[Start]:
+    """What each service of a compose file starts."""
+    found = []
+    for tree in trees_of(text, notes):
+        for name, service in mapping(mapping(tree.value).get("services")).items():
+            if isinstance(service, dict):
+                found.append(_Service(tree, ("services", name), service, notes).start())
+    return found
+
+
+class _Service:
+    def __init__(self, tree: Tree, path: Path, value: Mapping[str, Any], notes: Notes) -> None:
+        self._tree = tree
+        self._path = path
+        self._value = value
+        self._notes = notes
+
+    def start(self) -> Start:
+        words = (*self._words("entrypoint"), *self._words("command"))
+        env = dict(self._env())
+        line = words[0].line if words else self._tree.line(self._path)
+        self._tell()
+        return Start(words, line, env, self._box(), place=str(self._path[-1]))
+
+    def _words(self, key: str) -> tuple[Argument, ...]:
+        value, path = self._value.get(key), (*self._path, key)
+        if isinstance(value, tuple):
+            return tuple(self._interpolated((*path, place), item) for place, item in enumerate(value) if not isinstance(item, dict | tuple))
+        return self._split(path, value) if isinstance(value, str) else ()
+
+    def _split(self, path: Path, text: str) -> tuple[Argument, ...]:
+        """A command in one text: words by the shell's quotes, but compose starts no shell: operators are words too."""
+        whole = self._interpolated(path, text)
+        holder = _Holder(whole)
+        tokens = tokens_of(holder.text, self._notes, whole.line)
+        lines = _Lines(self._tree, whole.line) if self._tree.is_folded(path) else None
+        words = []
+        for token in tokens:
+            if isinstance(token, Word):
+                joined = holder.restored(Variables(Notes("")).join(token))
+                words.append(lines.placed(joined) if lines else joined)
+            elif token.sign != "\n":
+                hint = "compose starts no shell: write command as [bash, -c, …], or remove it"
+                self._notes.warn("stray_word", token.line, f"`{token.sign}` in the command would be an argument of the server; it is left out", hint)
+        return tuple(words)
+
+    def _interpolated(self, path: Path, value: Any) -> Argument:
+        return interpolate(self._tree.argument(path, value), self._notes)
+
+    def _env(self) -> Iterator[tuple[str, Argument]]:
+        value, path = self._value.get("environment"), (*self._path, "environment")
+        if isinstance(value, dict):
+            for name, text in value.items():
+                unset = Argument(f"${name}", self._tree.line((*path, name)), (name,))
+                yield name, unset if text is None else self._interpolated((*path, name), text)
+        for place, item in enumerate(listing(value)):
+            if isinstance(item, str):
+                yield from self._env_entry((*path, place), item)
+        if self._value.get("env_file"):
+            line = self._tree.line((*self._path, "env_file"))
+            message = "the variables of env_file are not in what was pasted"
+            self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "env_file")
+
+    def _env_entry(self, path: Path, item: str) -> Iterator[tuple[str, Argument]]:
+        name, equals, _ = item.partition("=")
+        whole = self._interpolated(path, item)
+        text = whole.text.partition("=")[2]
+        yield name.strip(), Argument(text, whole.line, whole.unknown) if equals else Argument(f"${name.strip()}", whole.line, (name.strip(),))
+
+    def _box(self) -> Box:
+        image = self._interpolated((*self._path, "image"), self._value.get("image"))
+        ids, count = self._devices()
+        return Box(
+            image=image,
+            line=image.line,
+            runtime="docker",
+            shm_size=str(self._value.get("shm_size") or ""),
+            ipc=str(self._value.get("ipc") or ""),
+            gpus=ids,
+            gpu_count=count,
+            mounts=dict(self._mounts()),
+            ports=dict(self._ports()),
+        )
+
+    def _devices(self) -> tuple[str, int | None]:
+        resources = mapping(mapping(mapping(self._value.get("deploy")).get("resources")).get("reservations"))
+        for device in map(mapping, listing(resources.get("devices"))):
+            ids = [str(item) for item in listing(device.get("device_ids"))]
+            count = str(device.get("count") or "")
+            if ids or count:
+                return ",".join(ids) or count, len(ids) or (int(count) if count.isdecimal() else None)
+        gpus = self._value.get("gpus")
+        return (gpus, int(gpus) if gpus.isdecimal() else None) if isinstance(gpus, str) else ("", None)
+
+    def _mounts(self) -> Iterator[tuple[str, Argument]]:
+        path = (*self._path, "volumes")
+        for place, item in enumerate(listing(self._value.get("volumes"))):
+            if isinstance(item, dict):
+                source, target = item.get("source"), item.get("target")
+                if source and target:
+                    only = ":ro" if item.get("read_only") == "true" else ""
+                    yield str(target), self._interpolated((*path, place), f"{source}{only}")
+            elif isinstance(item, str):
+                yield from mount_of(self._interpolated((*path, place), item))
+
+    def _ports(self) -> Iterator[tuple[str, str]]:
+        for place, item in enumerate(listing(self._value.get("ports"))):
+            if isinstance(item, dict):
+                yield str(item.get("target", "")), str(item.get("published") or item.get("target") or "")
+            elif isinstance(item, str):
+                yield from port_of(self._interpolated((*self._path, "ports", place), item).text)
+
+    def _tell(self) -> None:
+        for key in self._value:
+            if key not in _QUIET and not key.startswith("x-"):
+                line = self._tree.document.place((*self._path, key), at_key=True)[0] + self._tree.offset
+                self._notes.info("dropped", line, f"`{key}` of the service is left out: the agent gives the container what a server needs", "", key)
+
+
+def interpolate(value: Argument, notes: Notes) -> Argument:
+    """`$NAME` and `${NAME:-default}` as compose reads them: nothing is known of the shell's variables, so defaults are taken."""
+    unknown: dict[str, None] = {}
+
+    def found(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not name:
+            return "$"
+        sign, rest = match[3] or "", match[4] or ""
+        if "-" in sign:
+            notes.info("default_taken", value.line, f"`{name}` is not set in the file: its default is taken", "")
+            return interpolate(Argument(rest, value.line), notes).text
+        if "+" in sign:
+            return ""
+        unknown[name] = None
+        return f"${name}"
+
+    text = _VARIABLE.sub(found, value.text)
+    return Argument(text, value.line, tuple(unknown), value.unevaluated)
+
+
+class _Holder:
+    """Keeps unknown `$NAME` from the shell's reading: compose has filled them in before words are split."""
+
+    def __init__(self, value: Argument) -> None:
+        self._names = value.unknown
+        self.text = value.text.replace("\\$", "$").replace("$", "\ue000")
+
+    def restored(self, argument: Argument) -> Argument:
+        text = argument.text.replace("\ue000", "$")
+        unknown = tuple(name for name in self._names if f"${name}" in text)
+        return Argument(text, argument.line, unknown, (), bool(unknown) and text == f"${unknown[0]}")
+
+
+class _Lines:
+    """Finds the line of each word of a folded block by looking for it from the last one on."""
+
+    def __init__(self, tree: Tree, first: int) -> None:
+        self._tree = tree
+        self._at = first
+
+    def placed(self, word: Argument) -> Argument:
+        rows = self._tree.lines
+        for row in range(self._at - self._tree.offset - 1, min(len(rows), self._at - self._tree.offset + 200)):
+            if word.text and word.text in rows[row]:
+                self._at = row + 1 + self._tree.offset
+                break
+        return Argument(word.text, self._at, word.unknown, word.unevaluated, word.is_open)

@@ -1,0 +1,188 @@
+"""Owns the reading of `docker run`, `podman run` and the like: their options, the image, and the words that run inside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fleet_controller.pasted.launch import Box, Start
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument
+
+_RUNTIMES = frozenset({"docker", "podman", "nerdctl", "nvidia-docker", "docker.io"})
+_VERBS = frozenset({"run", "create"})
+# Options without a value; all others take one. Source: docker 20.10 - 28 and podman 4 - 5 `run --help`.
+_SWITCHES = frozenset(
+    "detach interactive tty rm init privileged publish-all read-only no-healthcheck oom-kill-disable sig-proxy disable-content-trust quiet help "
+    "replace tls-verify no-hosts no-hostname rmi use-api-socket env-host http-proxy passwd systemd-off".split()
+)
+_SHORT_SWITCHES = frozenset("ditPq")
+_SHORT_NAMES = {"e": "env", "v": "volume", "p": "publish", "w": "workdir", "u": "user", "h": "hostname", "m": "memory", "c": "cpu-shares", "l": "label", "a": "attach"}
+_QUIET = frozenset({"rm", "detach", "interactive", "tty", "name", "network", "net", "hostname", "label", "pull", "init", "restart", "log-opt", "log-driver", "quiet", "replace"})
+_HANDLED = frozenset({"env", "volume", "mount", "publish", "shm-size", "ipc", "gpus", "runtime", "entrypoint", "env-file", "device"})
+
+Options = list[tuple[str, Argument]]
+
+
+def read_run(start: Start, notes: Notes) -> Start | None:
+    """What runs inside the container of a `docker run` line; None when the words hold no such line."""
+    place = _place_of_run(start.words)
+    if place is None:
+        return None
+    runtime, at = start.words[place], place + 1
+    while at < len(start.words) and start.words[at].text not in _VERBS:
+        at += 1
+    options, at = _options(start.words, at + 1)
+    if at >= len(start.words):
+        notes.error("image_missing", runtime.line, f"`{runtime.text} run` names no image", "was the rest of the line cut off?")
+        return replace(start, words=())
+    image, words = start.words[at], list(start.words[at + 1 :])
+    entrypoint = [value for name, value in options if name == "entrypoint"][-1:]
+    words = [value for value in entrypoint if value.text] + words
+    box = _box(image, runtime, options)
+    _tell(options, notes)
+    _tell_missing(options, image, notes)
+    inside_env = {name: start.env.get(name, value) if value.text == f"${name}" else value for name, value in _env(options)}
+    _warn_outside(start.env, inside_env, notes)
+    return replace(start, words=tuple(words), env=inside_env, box=box, line=image.line)
+
+
+def _place_of_run(words: Sequence[Argument]) -> int | None:
+    for place, word in enumerate(words):
+        if word.text.rpartition("/")[2] in _RUNTIMES:
+            following = [other.text for other in words[place + 1 : place + 6]]
+            verb = next((text for text in following if not text.startswith("-") and text not in ("container", "compose")), "")
+            return place if verb in _VERBS and "compose" not in following else None
+    return None
+
+
+def _options(words: Sequence[Argument], at: int) -> tuple[Options, int]:
+    found: Options = []
+    while at < len(words) and (words[at].text.startswith("-") or words[at].is_open):
+        word = words[at]
+        at += 1
+        if word.text == "--":
+            break
+        if not word.text.startswith("-"):
+            found.append(("", word))
+            continue
+        for name, value, takes_next in _split(word):
+            if takes_next:
+                found.append((name, words[at] if at < len(words) else Argument("", word.line)))
+                at += 1
+            else:
+                found.append((name, value))
+    return found, at
+
+
+def _split(word: Argument) -> Iterator[tuple[str, Argument, bool]]:
+    """(name, value, whether the value is the next word) of each option in one word: `--rm`, `--gpus=all`, `-it`, `-p80:80`."""
+    if word.text.startswith("--"):
+        name, equals, value = word.text[2:].partition("=")
+        yield name, replace(word, text=value), not equals and name not in _SWITCHES
+        return
+    letters = word.text[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        if letter in _SHORT_SWITCHES:
+            yield letter, replace(word, text=""), False
+            continue
+        rest = letters.removeprefix("=")
+        yield _SHORT_NAMES.get(letter, letter), replace(word, text=rest), not rest
+        return
+
+
+def _box(image: Argument, runtime: Argument, options: Options) -> Box:
+    last = {name: value.text for name, value in options}
+    name = runtime.text.rpartition("/")[2]
+    gpus = last.get("gpus", "")
+    ids = re.search(r"device=([\w,.-]+)", gpus.replace('"', "")) or _cdi_ids(options)
+    gpu_count = len(ids[1].split(",")) if ids else int(gpus) if gpus.isdigit() else None
+    return Box(
+        image=image,
+        line=image.line,
+        runtime="podman" if name == "podman" else "docker",
+        shm_size=last.get("shm-size", ""),
+        ipc=last.get("ipc", ""),
+        gpus=ids[1] if ids else gpus,
+        gpu_count=gpu_count,
+        mounts=dict(_mounts(options)),
+        ports=dict(_ports(options)),
+    )
+
+
+def _cdi_ids(options: Options) -> re.Match[str] | None:
+    """`--device nvidia.com/gpu=0,1`, as podman takes GPUs."""
+    listed = [value.text.partition("=")[2] for name, value in options if name == "device" and value.text.startswith("nvidia.com/gpu=")]
+    return re.match(r"(.+)", ",".join(listed)) if listed and "all" not in listed else None
+
+
+def _env(options: Options) -> Iterator[tuple[str, Argument]]:
+    for name, value in options:
+        if name != "env" or not value.text:
+            continue
+        key, equals, text = value.text.partition("=")
+        unset = Argument(f"${key}", value.line, (key,))
+        yield key, replace(value, text=text, is_open=False) if equals else unset
+
+
+def _mounts(options: Options) -> Iterator[tuple[str, Argument]]:
+    for name, value in options:
+        if name == "volume":
+            yield from mount_of(value)
+        elif name == "mount":
+            parts = dict(part.partition("=")[::2] for part in value.text.split(","))
+            source, target = parts.get("source", parts.get("src", "")), parts.get("target", parts.get("dst", parts.get("destination", "")))
+            if source and target:
+                only = ":ro" if "readonly" in parts or "ro" in parts else ""
+                yield target, replace(value, text=source + only)
+
+
+def mount_of(value: Argument) -> Iterator[tuple[str, Argument]]:
+    """Inside → on the host of `/host:/inside[:ro]`; nothing for a volume without a host's path."""
+    parts = re.split(r":(?![^{]*\})", value.text)
+    if len(parts) >= 2:
+        only = ":ro" if len(parts) > 2 and "ro" in parts[2].split(",") else ""
+        yield parts[1], replace(value, text=parts[0] + only, is_open=False)
+
+
+def _ports(options: Options) -> Iterator[tuple[str, str]]:
+    for name, value in options:
+        if name == "publish":
+            yield from port_of(value.text)
+
+
+def port_of(text: str) -> Iterator[tuple[str, str]]:
+    """Inside → on the host of `8011:8000`, `127.0.0.1:8011:8000/tcp` or `8000`."""
+    parts = text.partition("/")[0].rsplit(":", 2)
+    yield parts[-1], parts[-2] if len(parts) > 1 else parts[-1]
+
+
+def _tell(options: Options, notes: Notes) -> None:
+    for name, value in options:
+        if name == "env-file":
+            message = f"the variables of `{value.text[:80]}` are not in what was pasted"
+            notes.warn("not_supported", value.line, message, "write those that the server needs into engine.env", "env-file")
+        elif name == "":
+            notes.warn("not_supported", value.line, f"`{value.text}` may hold options of the container", "paste its value", "container")
+        elif name == "device" and value.text.startswith("/dev/infiniband"):
+            notes.info("dropped", value.line, f"the device `{value.text[:60]}` is left out", "the agent passes the GPUs only", "device")
+        elif name not in _HANDLED and name not in _QUIET and name not in _SHORT_SWITCHES:
+            spelled = f"--{name}" if len(name) > 1 else f"-{name}"
+            notes.info("dropped", value.line, f"`{spelled}` of the container is left out: the agent gives it what a server needs", "", name)
+
+
+def _tell_missing(options: Options, image: Argument, notes: Notes) -> None:
+    names = {name for name, _ in options}
+    shares_memory = any(name == "ipc" and value.text == "host" for name, value in options)
+    if "shm-size" not in names and not shares_memory:
+        message = "neither `--shm-size` nor `--ipc=host` is given: 64 MiB of shared memory are too little for NCCL between GPUs"
+        notes.info("shm_default", image.line, message, "the agent shares the host's where engine.container.shm_size is not set", "engine.container.shm_size")
+
+
+def _warn_outside(outside: Mapping[str, Argument], inside: Mapping[str, Argument], notes: Notes) -> None:
+    lost = [name for name in outside if name.startswith(("NCCL_", "SGLANG_", "CUDA_")) and name not in inside]
+    for name in lost:
+        message = f"{name} is set outside of the container, and no `-e {name}` takes it in: the server would not see it"
+        notes.warn("no_effect", outside[name].line, message, f"add `-e {name}` to the command, or write it into engine.env", name)

@@ -1,0 +1,124 @@
+"""Owns the reading of a Dockerfile: what its last stage starts (ENTRYPOINT and CMD, as a list or as shell text), with which variables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fleet_controller.pasted.launch import Box, Start
+from fleet_controller.pasted.lexer import Word, tokens_of
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.script import read_script
+from fleet_controller.pasted.starts import starts_of_script
+from fleet_controller.pasted.variables import Argument, Variable, Variables
+
+_INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class _Stage:
+    image: Argument
+    env: dict[str, Argument] = field(default_factory=dict)
+    arguments: dict[str, Argument] = field(default_factory=dict)
+    entrypoint: tuple[str, int] = ("", 0)
+    command: tuple[str, int] = ("", 0)
+    ports: dict[str, str] = field(default_factory=dict)
+
+
+def starts_of_dockerfile(text: str, notes: Notes) -> list[Start]:
+    """What a container of the image would start; nothing when the file names neither ENTRYPOINT nor CMD."""
+    stage = _Stage(Argument("", 0))
+    for name, rest, line in _instructions(text):
+        if name == "FROM":
+            before = stage.arguments
+            stage = _Stage(_expanded(_words(rest, line, notes), before)[0] if rest.split() else Argument("", line), arguments=before)
+        else:
+            _instruct(stage, name, rest, line, notes)
+    if stage.image.text:
+        message = f"the job takes the image that this file starts from, `{stage.image.text[:80]}`, without what the file adds to it"
+        notes.warn("not_supported", stage.image.line, message, "build it, and write its tag into engine.container.image", "FROM")
+    return list(_starts(stage, notes))
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
+    """(INSTRUCTION, the rest with its line ends, line); comments between the lines of one are taken out, as Docker does."""
+    collected, first = "", 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        if re.match(r"\s*#", line) or (collected and not line.strip()):
+            collected += "\\\n" if collected else ""
+            continue
+        first = first or number
+        collected += line
+        if line.rstrip().endswith("\\"):
+            collected = collected.rstrip() + "\n"
+            continue
+        if found := _INSTRUCTION.fullmatch(collected):
+            yield found[1].upper(), found[2], first
+        collected, first = "", 0
+    if found := _INSTRUCTION.fullmatch(collected):
+        yield found[1].upper(), found[2], first
+
+
+def _instruct(stage: _Stage, name: str, rest: str, line: int, notes: Notes) -> None:
+    if name in ("ENV", "ARG"):
+        for key, value in _assignments(rest, line, {**stage.arguments, **stage.env}, notes):
+            (stage.env if name == "ENV" else stage.arguments)[key] = value
+    elif name == "ENTRYPOINT":
+        stage.entrypoint, stage.command = (rest, line), ("", 0)
+    elif name == "CMD":
+        stage.command = (rest, line)
+    elif name == "EXPOSE":
+        stage.ports.update((part.partition("/")[0], "") for part in rest.split())
+
+
+def _words(text: str, line: int, notes: Notes) -> list[Word]:
+    return [token for token in tokens_of(text, notes, line) if isinstance(token, Word)]
+
+
+def _expanded(words: list[Word], known: Mapping[str, Argument]) -> list[Argument]:
+    variables = Variables(Notes(""), {name: Variable(value) for name, value in known.items()})
+    return [variables.join(word) for word in words]
+
+
+def _assignments(rest: str, line: int, known: Mapping[str, Argument], notes: Notes) -> Iterator[tuple[str, Argument]]:
+    values = _expanded(_words(rest, line, notes), known)
+    if values and "=" not in values[0].text and len(values) > 1:  # ENV NAME the whole rest
+        yield values[0].text, Argument(" ".join(value.text for value in values[1:]), line)
+        return
+    for value in values:
+        name, equals, text = value.text.partition("=")
+        if equals:
+            yield name, Argument(text, value.line, value.unknown, value.unevaluated)
+
+
+def _starts(stage: _Stage, notes: Notes) -> Iterator[Start]:
+    box = Box(stage.image, stage.image.line, "docker", ports=stage.ports) if stage.image.text else None
+    entry, command = _listed(stage.entrypoint), _listed(stage.command)
+    line = stage.command[1] or stage.entrypoint[1]
+    if stage.entrypoint[0] and entry is None:
+        yield from _of_shell(stage.entrypoint, stage, box, notes)
+    elif command is None and stage.command[0] and not entry:
+        yield from _of_shell(stage.command, stage, box, notes)
+    elif entry or command:
+        words = [*(entry or []), *(command or [])]
+        yield Start(tuple(Argument(word, line) for word in words), line, stage.env, box)
+
+
+def _of_shell(written: tuple[str, int], stage: _Stage, box: Box | None, notes: Notes) -> Iterator[Start]:
+    script = read_script(written[0], notes, written[1], {**stage.arguments, **stage.env})
+    for start in starts_of_script(script):
+        env = {name: value for name, value in start.env.items() if name not in stage.arguments or name in stage.env}
+        yield Start(start.words, start.line, env, box, start.redirections, start.end, start.within)
+
+
+def _listed(written: tuple[str, int]) -> list[str] | None:
+    """The words of the list form; None for shell text."""
+    if not written[0].lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(written[0].replace("\\\n", " "))
+    except (ValueError, RecursionError):
+        return None
+    return [str(word) for word in value] if isinstance(value, list) else None

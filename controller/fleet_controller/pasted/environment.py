@@ -1,0 +1,101 @@
+"""Owns which variables of a pasted file reach the server and the job: secrets, GPUs, what the shell alone needs; tells the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.secrets import holds_secret, is_secret_name
+from fleet_controller.pasted.variables import Argument
+
+SECRET = "secret://"
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+_OF_THE_SHELL = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "DISPLAY", "SHLVL", "PS1", "IFS", "LS_COLORS", "MAIL"})
+_OF_THE_LAUNCHER = frozenset({"NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PORT", "HOST"})
+# Names that are meant for the server even where a script forgot to export them.
+_MEANT = re.compile(
+    r"(?:NCCL|RCCL|SGLANG|SGL|CUDA|CUBLAS|TORCH|TORCHINDUCTOR|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS|TRITON|VLLM|FLASHINFER|UCX|GLOO|OMP|MKL|KMP"
+    r"|HIP|HSA|ROCM|AITER|NVSHMEM|MC|MOONCAKE|DG|DEEPEP|TP|TOKENIZERS|XDG|PYTHON|MODELSCOPE|OPENBLAS|NVTE|IBV|FI|SAFETENSORS)_\w+"
+    r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|no_proxy"
+)
+_NOT_MEANT = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "MC_PORT", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST", "PYTHON_BIN"})
+_MUST_EXIST = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_TUNER_CONFIG_FILE", "LD_PRELOAD")
+_WRITTEN = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
+_SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
+_OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
+
+
+@dataclass(slots=True)
+class Environment:
+    """What the server gets: `kept` name → value (`secret://NAME` for a secret); GPUs by their ids; names and texts of the secrets."""
+
+    kept: dict[str, Argument] = field(default_factory=dict)
+    gpu_ids: tuple[str, ...] = ()
+    gpu_line: int = 0
+    secret_names: dict[str, None] = field(default_factory=dict)
+    secret_texts: set[str] = field(default_factory=set)
+
+
+def read_environment(env: Mapping[str, Argument], in_container: bool, notes: Notes) -> Environment:
+    """Sort the variables of one launch."""
+    made = Environment()
+    for name, value in env.items():
+        if name in _DEVICES:
+            _devices(made, name, value, notes)
+        elif is_secret_name(name) or holds_secret(value.text) or value.text.startswith(SECRET):
+            _secret(made, name, value, notes)
+        elif name in _OF_THE_SHELL or name in _OF_THE_LAUNCHER:
+            notes.info("dropped", value.line, f"{name} is left out: the agent gives the server its own", "", name)
+        else:
+            _keep(made, name, value, in_container, notes)
+    return made
+
+
+def meant_for_server(unexported: Mapping[str, Argument], notes: Notes, everything: bool = False) -> dict[str, Argument]:
+    """Variables that a script sets and does not export, but that only a server reads; all of them in a file of variables."""
+    found = {}
+    for name, value in unexported.items():
+        if everything and name not in _OF_THE_SHELL:
+            found[name] = value
+        elif _MEANT.fullmatch(name) and name not in _NOT_MEANT:
+            message = f"{name} is set without `export`: in a shell the server would not see it; it is taken into the job"
+            notes.warn("not_exported", value.line, message, "export it, or take it out of the job", name)
+            found[name] = value
+    return found
+
+
+def _devices(made: Environment, name: str, value: Argument, notes: Notes) -> None:
+    ids = tuple(part.strip() for part in value.text.split(",") if part.strip()) if value.is_known else ()
+    if name.startswith("NVIDIA") and (not ids or ids[0] in ("all", "none", "void")):
+        return
+    made.gpu_ids, made.gpu_line = ids or made.gpu_ids, value.line
+    hint = f"the job asks for {len(ids)} GPUs; the agent chooses free ones" if ids else "write engine.gpus"
+    notes.info("dropped", value.line, f"{name}={value.text[:60]} is left out: the agent gives each launch its GPUs", hint, name)
+
+
+def _secret(made: Environment, name: str, value: Argument, notes: Notes) -> None:
+    made.secret_names[name] = None
+    if not value.text.startswith(SECRET):
+        made.secret_texts.add(value.text)
+    made.kept[name] = Argument(f"{SECRET}{name}", value.line)
+    message = f"{name} is a secret: its value is written nowhere, the job names it as {SECRET}{name}"
+    notes.info("secret", value.line, message, "put the value into the secrets file of each host", name)
+
+
+def _keep(made: Environment, name: str, value: Argument, in_container: bool, notes: Notes) -> None:
+    own = re.compile(_SELF % {"name": re.escape(name)})
+    if name in value.unknown and len(value.unknown) == 1 and value.text != f"${name}":
+        value = replace(value, text=own.sub(":", value.text).strip(":"), unknown=())
+        message = f"{name} adds to the shell's own value, which the server does not inherit: `{value.text[:80]}` alone is taken"
+        notes.warn("not_inherited", value.line, message, "write the whole value into the job if the rest is needed", name)
+    made.kept[name] = value
+    inside = " (inside the container)" if in_container else ""
+    if name in _MUST_EXIST and "/" in value.text:
+        message = f"{name}={value.text[:100]} must exist on every host{inside}"
+        notes.warn("must_exist_on_host", value.line, message, "copy the file there before the job runs" + (" and mount it" if in_container else ""), name)
+    elif name in _WRITTEN:
+        notes.info("writes_file", value.line, f"{name}: NCCL writes `{value.text[:80]}` on every host{inside}", "", name)
+    if name == "CUDA_DEVICE_MAX_CONNECTIONS":
+        notes.warn("no_effect", value.line, f"{name} has no effect: {_OWN_CONNECTIONS}", "take it out: it only seems to be tuned", name)

@@ -1,0 +1,78 @@
+"""Owns the values that a pasted launch is read into: what starts where, with which options, variables and container; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_controller.pasted.grammar import Redirection
+from fleet_controller.pasted.variables import Argument
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The container that a command runs in. `mounts` and `ports` are inside → on the host; `gpus` as its runtime takes them."""
+
+    image: Argument
+    line: int
+    runtime: str = ""
+    shm_size: str = ""
+    ipc: str = ""
+    gpus: str = ""
+    gpu_count: int | None = None
+    mounts: Mapping[str, Argument] = field(default_factory=dict)
+    ports: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Words that are started somewhere, be it a server or not, with the variables that they get."""
+
+    words: tuple[Argument, ...]
+    line: int
+    env: Mapping[str, Argument] = field(default_factory=dict)
+    box: Box | None = None
+    redirections: tuple[Redirection, ...] = ()
+    end: str = "\n"
+    within: tuple[str, ...] = ()
+    place: str = ""  # the service or the container that it was written for
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where in the words of a start SGLang's server begins: `kind` is launch_server or serve, options start at `options_at`."""
+
+    kind: str
+    spelling: str
+    python: Argument | None
+    wrapped_by: tuple[Argument, ...]
+    options_at: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the server. `value` is typed: text, number, True for a flag, or a list; `source` is what was written for it."""
+
+    name: str
+    value: Any
+    line: int
+    spelling: str = ""
+    source: Argument | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """True when the value is all there."""
+        return self.source is None or self.source.is_known
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One server launch as it was read, secrets still in it."""
+
+    start: Start
+    entry: Entry
+    options: Mapping[str, Option]
+    env: Mapping[str, Argument]
+    loose: tuple[Argument, ...] = ()  # unknown variables that may hold more options

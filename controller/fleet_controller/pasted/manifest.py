@@ -1,0 +1,161 @@
+"""Owns the reading of Kubernetes manifests: every container of any kind of object, its words, variables, GPUs and shared memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet_controller.pasted.launch import Box, Start
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument
+from fleet_controller.pasted.yamlfile import Tree, listing, mapping, trees_of
+from fleet_controller.spec.document import Path
+
+_REFERENCE = re.compile(r"\$(?:\$|\((\w+)\))")
+_GPU = re.compile(r"(?:nvidia|amd|gpu\.intel|habana|intel)\.(?:com|ai)/\S+")
+_SECRET = "secret://"
+
+
+def starts_of_manifest(text: str, notes: Notes) -> list[Start]:
+    """What each container starts, in the order of the file; a leader's before its workers'."""
+    found = []
+    for tree in trees_of(text, notes):
+        pods = sorted(_pods(tree.value, ()), key=lambda path: "workerTemplate" in path)
+        kind = str(mapping(tree.value).get("kind") or "")
+        for path in pods:
+            pod = tree.document.at(path, {})
+            for place, container in enumerate(listing(mapping(pod).get("containers"))):
+                if isinstance(container, dict):
+                    found.append(_Container(tree, (*path, "containers", place), container, mapping(pod), notes).start())
+        _tell_size(tree, kind, notes)
+    return found
+
+
+def _pods(value: Any, path: Path) -> Iterator[Path]:
+    """Paths of all mappings that hold `containers`."""
+    if len(path) > 12:
+        return
+    if isinstance(value, dict):
+        if isinstance(value.get("containers"), tuple):
+            yield path
+        for key, entry in value.items():
+            yield from _pods(entry, (*path, key))
+    elif isinstance(value, tuple):
+        for place, entry in enumerate(value):
+            yield from _pods(entry, (*path, place))
+
+
+def _tell_size(tree: Tree, kind: str, notes: Notes) -> None:
+    spec = mapping(mapping(tree.value).get("spec"))
+    if kind == "LeaderWorkerSet":
+        size = mapping(spec.get("leaderWorkerTemplate")).get("size")
+        message = f"a LeaderWorkerSet is one server over {size or 'several'} hosts"
+        notes.warn("not_supported", tree.line(("spec",)), message, "the leader's command is read; see docs/user/job-file.md on several hosts", kind)
+    elif str(spec.get("replicas") or "1") != "1":
+        message = f"{spec['replicas']} replicas: a job launches one server on each host"
+        notes.info("dropped", tree.line(("spec", "replicas")), message, "choose the hosts in `hosts`", "replicas")
+
+
+class _Container:
+    def __init__(self, tree: Tree, path: Path, value: Mapping[str, Any], pod: Mapping[str, Any], notes: Notes) -> None:
+        self._tree = tree
+        self._path = path
+        self._value = value
+        self._pod = pod
+        self._notes = notes
+        self._env = dict(self._variables())
+
+    def start(self) -> Start:
+        words = (*self._words("command"), *self._words("args"))
+        line = words[0].line if words else self._tree.line(self._path)
+        return Start(words, line, self._env, self._box(), place=str(self._value.get("name") or ""))
+
+    def _words(self, key: str) -> tuple[Argument, ...]:
+        value, path = self._value.get(key), (*self._path, key)
+        if isinstance(value, str):
+            message = f"`{key}` of a container is a list; this is one text"
+            self._notes.warn("wrong_type", self._tree.line(path), message, f"write {key}: [{value[:40]!r}, …]")
+            return tuple(self._referenced((*path,), part) for part in value.split())
+        return tuple(self._referenced((*path, place), item) for place, item in enumerate(listing(value)) if not isinstance(item, dict | tuple))
+
+    def _referenced(self, path: Path, value: Any) -> Argument:
+        """`$(NAME)` is the container's variable; `$$` is a `$`."""
+        unknown: dict[str, None] = {}
+
+        def found(match: re.Match[str]) -> str:
+            name = match[1]
+            if not name:
+                return "$"
+            known = self._env.get(name)
+            if known is not None and known.is_known:
+                return known.text
+            unknown[name] = None
+            return f"${name}"
+
+        whole = self._tree.argument(path, value)
+        return Argument(_REFERENCE.sub(found, whole.text), whole.line, tuple(unknown))
+
+    def _variables(self) -> Iterator[tuple[str, Argument]]:
+        for place, entry in enumerate(listing(self._value.get("env"))):
+            name = mapping(entry).get("name")
+            if isinstance(name, str):
+                yield name, self._variable(name, mapping(entry), (*self._path, "env", place))
+        for place, _ in enumerate(listing(self._value.get("envFrom"))):
+            line = self._tree.line((*self._path, "envFrom", place))
+            message = "variables of `envFrom` are not in what was pasted"
+            self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "envFrom")
+
+    def _variable(self, name: str, entry: Mapping[str, Any], path: Path) -> Argument:
+        source = mapping(entry.get("valueFrom"))
+        line = self._tree.line((*path, "value") if "value" in entry else (*path, "name"))
+        if "secretKeyRef" in source:
+            return Argument(f"{_SECRET}{name}", line)
+        if source:
+            return Argument(f"${name}", line, (name,))
+        return Argument(str(entry.get("value") if entry.get("value") is not None else ""), line)
+
+    def _box(self) -> Box:
+        image = self._tree.argument((*self._path, "image"), self._value.get("image"))
+        gpus = self._gpus()
+        return Box(
+            image=image,
+            line=image.line,
+            shm_size=self._shared_memory(),
+            gpus=gpus,
+            gpu_count=int(gpus) if gpus.isdecimal() else None,
+            mounts=dict(self._mounts()),
+            ports={str(port.get("containerPort", "")): str(port.get("hostPort") or "") for port in map(mapping, listing(self._value.get("ports")))},
+        )
+
+    def _gpus(self) -> str:
+        resources = mapping(self._value.get("resources"))
+        for part in ("limits", "requests"):
+            for name, count in mapping(resources.get(part)).items():
+                if _GPU.fullmatch(name):
+                    return str(count)
+        return ""
+
+    def _shared_memory(self) -> str:
+        """The limit of the memory volume at /dev/shm, as a container runtime writes it."""
+        volumes = {str(mapping(volume).get("name")): mapping(volume) for volume in listing(self._pod.get("volumes"))}
+        for mount in map(mapping, listing(self._value.get("volumeMounts"))):
+            folder = mapping(volumes.get(str(mount.get("name")), {}).get("emptyDir"))
+            if mount.get("mountPath") == "/dev/shm" and folder:
+                size = re.match(r"(\d+)([KMGT]?)i?", str(folder.get("sizeLimit") or ""))
+                return f"{size[1]}{size[2].lower()}" if size else ""
+        return ""
+
+    def _mounts(self) -> Iterator[tuple[str, Argument]]:
+        volumes = {str(mapping(volume).get("name")): mapping(volume) for volume in listing(self._pod.get("volumes"))}
+        for place, mount in enumerate(map(mapping, listing(self._value.get("volumeMounts")))):
+            path, volume = (*self._path, "volumeMounts", place), volumes.get(str(mount.get("name")), {})
+            inside, host = str(mount.get("mountPath") or ""), mapping(volume.get("hostPath")).get("path")
+            if inside in ("", "/dev/shm"):
+                continue
+            if host:
+                only = ":ro" if mount.get("readOnly") == "true" else ""
+                yield inside, Argument(f"{host}{only}", self._tree.line(path))
+            else:
+                message = f"the volume at `{inside[:80]}` is no folder of the host: it is left out"
+                self._notes.warn("not_supported", self._tree.line(path), message, "name the host's folder in engine.container.mounts", "volume")

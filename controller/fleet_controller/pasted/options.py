@@ -1,0 +1,175 @@
+"""Owns the reading of a server's options: `--flag=value`, `--flag value`, flags, lists; names and types as the job file has them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet_controller.pasted.launch import Option
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument
+from fleet_knowledge.release import Release
+from fleet_knowledge.sglang.arguments import arguments, is_negatable, spell
+
+FLAG, MANY, ONE, UNKNOWN = "flag", "many", "one", ""
+_WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,15})")
+_DECIMAL = re.compile(r"-?\d+\.\d+|-?\d(?:\.\d+)?e[-+]?\d{1,2}", re.IGNORECASE)
+_NUMBER = re.compile(r"-?[\d.]+(?:[eE][-+]?\d+)?")
+_TEXT_OPTIONS = re.compile(r".*(?:_path|_name|_addr|_key|_template|_parser|_id|_dir|_folder)|revision|host|quantization|dtype")
+
+
+def kind_of(name: str) -> str:
+    """flag, many or one: how many values the option takes; an empty text when that is not known."""
+    known = arguments().get(name)
+    if known is None:
+        return FLAG if name.startswith("disable_") else UNKNOWN
+    return {"f": FLAG, "n": FLAG, "v": ONE, "m": MANY}.get(known.kind, UNKNOWN)
+
+
+def read_options(words: Sequence[Argument], notes: Notes, release: Release | None = None) -> tuple[dict[str, Option], tuple[Argument, ...]]:
+    """Options by SGLang's names in that release, the last of each, and the words that may hold more of them. Never raises."""
+    found: dict[str, Option] = {}
+    loose: list[Argument] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not _is_option(word):
+            _stray(word, loose, found, notes)
+            at += 1
+            continue
+        following = _following(words, at + 1)
+        option, taken = _option(word, following, notes, release)
+        _keep(option, found, notes)
+        at += 1 + taken
+    return found, tuple(loose)
+
+
+def _is_option(word: Argument) -> bool:
+    return word.text.startswith("-") and len(word.text) > 1 and not _NUMBER.fullmatch(word.text)
+
+
+def _following(words: Sequence[Argument], start: int) -> Sequence[Argument]:
+    end = start
+    while end < len(words) and not _is_option(words[end]):
+        end += 1
+    return words[start:end]
+
+
+def _option(word: Argument, following: Sequence[Argument], notes: Notes, release: Release | None) -> tuple[Option, int]:
+    """The option that `word` begins, and how many of the following words are its values."""
+    written, equals, value = word.text.partition("=")
+    name = _named(written, word, notes, release)
+    if name.startswith("no_") and is_negatable(name.removeprefix("no_")) and not equals:
+        return Option(name.removeprefix("no_"), False, word.line, written), 0
+    kind = kind_of(name)
+    if equals:
+        source = Argument(value, word.line, word.unknown, word.unevaluated)
+        return _with_value(name, [source], kind, written, notes), 0
+    taken = _taken(kind, following)
+    if not taken:
+        if kind in (ONE, MANY):
+            _tell_no_value(name, written, word.line, notes)
+        return Option(name, True, word.line, written, word if not word.is_known else None), 0
+    return _with_value(name, list(following[:taken]), kind, written, notes, word.line), taken
+
+
+def _tell_no_value(name: str, written: str, line: int, notes: Notes) -> None:
+    notes.error("value_missing", line, f"`{written}` has no value", f"give it one, or remove it: {name} takes a value", f"args.{name}")
+
+
+def _taken(kind: str, following: Sequence[Argument]) -> int:
+    if kind == FLAG:
+        return 0
+    if kind == MANY:
+        closed = next((place for place, word in enumerate(following) if word.is_open and place), len(following))
+        return closed
+    if kind == ONE:
+        return min(1, len(following))
+    opened = next((place for place, word in enumerate(following) if word.is_open), len(following))
+    return opened
+
+
+def _named(written: str, word: Argument, notes: Notes, release: Release | None) -> str:
+    short = {"-tp": "tp_size", "-dp": "dp_size", "-pp": "pp_size", "-ep": "ep_size"}
+    if written in short:
+        return short[written]
+    if not written.startswith("--"):
+        notes.warn("unknown_argument", word.line, f"`{written[:60]}` is no option of SGLang: options start with `--`", f"write -{written[:60]}")
+    if "_" in written and written.startswith("--"):
+        message = f"`{written[:60]}` is spelled with `_`: SGLang's command line wants `-`"
+        notes.warn("argument_spelling", word.line, message, "the job file takes either; the command as pasted would be refused")
+    return spell(written, release).name
+
+
+def _with_value(name: str, values: list[Argument], kind: str, written: str, notes: Notes, line: int = 0) -> Option:
+    joined = _together(values)
+    at = line or joined.line
+    if kind == FLAG and joined.is_known:
+        return _flag_with_value(name, joined, written, at, notes)
+    if kind == MANY or (kind == UNKNOWN and len(values) > 1):
+        typed: Any = [_typed(name, value.text) for value in values]
+    else:
+        typed = _typed(name, joined.text) if joined.is_known else joined.text
+        _check_json(name, joined, at, notes)
+    return Option(name, typed, at, written, joined)
+
+
+def _flag_with_value(name: str, value: Argument, written: str, line: int, notes: Notes) -> Option:
+    means = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(value.text.lower(), True)
+    message = f"`{written}` takes no value: SGLang refuses `{written}={value.text[:40]}`"
+    notes.warn("flag_with_value", line, message, f"it is read as {'given' if means else 'not given'}", f"args.{name}")
+    return Option(name, means, line, written)
+
+
+def _together(values: Sequence[Argument]) -> Argument:
+    unknown = dict.fromkeys(name for value in values for name in value.unknown)
+    unevaluated = dict.fromkeys(kind for value in values for kind in value.unevaluated)
+    return Argument(" ".join(value.text for value in values), values[0].line, tuple(unknown), tuple(unevaluated))
+
+
+def _typed(name: str, text: str) -> Any:
+    """The value with its type, where writing it out again gives the same option."""
+    if _TEXT_OPTIONS.fullmatch(name):
+        return text
+    if _WHOLE.fullmatch(text) and abs(int(text)) < 1 << 53:
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+def _check_json(name: str, value: Argument, line: int, notes: Notes) -> None:
+    if not value.is_known or not value.text.lstrip().startswith(("{", "[{")) or not ("json" in name or "config" in name or '"' in value.text or ":" in value.text):
+        return
+    try:
+        json.loads(value.text)
+    except (ValueError, RecursionError):
+        message = f"the value of {name} starts like JSON and is none: `{value.text[:60]}`"
+        notes.warn("bad_json", line, message, "put the whole value in single quotes: the shell takes double quotes away", f"args.{name}")
+
+
+def _stray(word: Argument, loose: list[Argument], found: Mapping[str, Option], notes: Notes) -> None:
+    if word.is_open or not word.is_known:
+        loose.append(word)
+        return
+    if word.text == "" or word.text.isspace():
+        notes.warn("stray_word", word.line, "an empty word stands among the options", "remove it: SGLang refuses it")
+        return
+    behind = f" behind {next(reversed(found.values())).spelling}" if found else ""
+    message = f"`{word.text[:60]}` stands{behind} and belongs to no option: SGLang refuses it"
+    notes.warn("stray_word", word.line, message, "remove it, or write the option that it is the value of; it is left out")
+
+
+def _keep(option: Option, found: dict[str, Option], notes: Notes) -> None:
+    before = found.pop(option.name, None)
+    if before is not None and before.value != option.value:
+        message = f"{option.name} is given twice ({_short(before.value)}, {_short(option.value)}): the last one wins"
+        notes.warn("last_wins", option.line, message, f"it is also in line {before.line}: keep one", f"args.{option.name}")
+    elif before is not None:
+        notes.info("last_wins", option.line, f"{option.name} is given twice with the same value", "", f"args.{option.name}")
+    found[option.name] = option
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,286 @@
+"""Owns the walk through a script's commands: assignments, exports, functions, blocks; yields what each command would get. Runs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fleet_controller.pasted.grammar import Command, Redirection, commands_of
+from fleet_controller.pasted.lexer import TEXT, Operator, Piece, Token, Word, tokens_of
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument, Variable, Variables
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
+_DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
+_TESTS = frozenset({"[", "[[", "test"})
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+_DEEPEST = 8
+_MOST_RUNS = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One command as it would be run: its words, and the variables that it gets by `export` and by words before it."""
+
+    words: tuple[Argument, ...]
+    line: int
+    env: Mapping[str, Argument] = field(default_factory=dict)
+    redirections: tuple[Redirection, ...] = ()
+    end: str = "\n"
+    within: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """All that a script does as far as it can be read: its commands, and its variables at the end."""
+
+    runs: tuple[Run, ...]
+    env: Mapping[str, Argument]
+    unexported: Mapping[str, Argument]
+    here_documents: tuple[Redirection, ...]
+    assigned: tuple[tuple[str, str], ...] = ()  # every value that a variable had, to know the secret ones
+
+
+def read_script(text: str, notes: Notes, first_line: int = 1, given: Mapping[str, Argument] | None = None) -> Script:
+    """Read shell text. `given`: variables that exist before its first line. Never raises."""
+    walk = _Walk(notes)
+    for name, value in (given or {}).items():
+        walk.variables.known[name] = Variable(value, exported=True)
+    walk.text(text, first_line, 0)
+    walk.finish()
+    return walk.script()
+
+
+class _Walk:
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+        self.variables = Variables(notes)
+        self._runs: list[Run] = []
+        self._functions: dict[str, list[Command]] = {}
+        self._called: set[str] = set()
+        self._exports_all = False
+        self._documents: list[Redirection] = []
+        self.assigned: list[tuple[str, str]] = []
+
+    def script(self) -> Script:
+        known = {name: variable for name, variable in self.variables.known.items() if variable.items is None}
+        exported = {name: variable.value for name, variable in known.items() if variable.exported}
+        others = {name: variable.value for name, variable in known.items() if not variable.exported}
+        return Script(tuple(self._runs), exported, others, tuple(self._documents), tuple(self.assigned))
+
+    def text(self, text: str, first_line: int, depth: int) -> None:
+        """Walk through `text`, as if it stood in the script here."""
+        self._walk(commands_of(_with_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes), depth)
+
+    def finish(self) -> None:
+        """Functions that nothing called are read as if something did: a file may hold only them."""
+        for name, body in list(self._functions.items()):
+            if name not in self._called:
+                self._walk([replace(command, function="") for command in body], 1)
+
+    def _walk(self, commands: Iterable[Command], depth: int) -> None:
+        for command in commands:
+            if len(self._runs) >= _MOST_RUNS:
+                return
+            self._documents.extend(part for part in command.redirections if part.sign == "<<")
+            if command.function:
+                self._functions.setdefault(command.function, []).append(command)
+            elif command.loop:
+                self._loop(command)
+            elif not command.is_condition:
+                self._command(command, depth)
+
+    def _loop(self, command: Command) -> None:
+        """The variable of a loop has no one value: it is asked for, with the values that the loop would take."""
+        name, values = command.words[0].bare, self.variables.expand_all(command.words[1:])
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            return
+        self.variables.known.pop(name, None)
+        if len(values) == 1 and values[0].is_known:
+            self.variables.known[name] = Variable(values[0])
+        elif values:
+            listed = ", ".join(value.text for value in values[:8])
+            hint = f"give `{name}` one value, or make it a factor of the job with these levels"
+            self.notes.warn("loop", command.line, f"a loop gives `{name}` the values {listed[:80]}", hint)
+
+    def _command(self, command: Command, depth: int) -> None:
+        assigned, rest = self._leading_assignments(command.words)
+        if not rest:
+            for name, appends, value in assigned:
+                self._assign(name, appends, value, command, exported=None)
+            return
+        first = rest[0].bare
+        if first in _DECLARES:
+            self._declare(first, rest[1:], command)
+            return
+        env = {name: self.variables.join(value) for name, _, value in assigned if value.items is None}
+        self.assigned.extend((name, value.text) for name, value in env.items())
+        words = self.variables.expand_all(rest)
+        if words:
+            self._run(tuple(words), env, command, depth)
+
+    def _leading_assignments(self, words: Sequence[Word]) -> tuple[list[tuple[str, bool, Word]], Sequence[Word]]:
+        found = []
+        for place, word in enumerate(words):
+            assignment = _as_assignment(word)
+            if assignment is None:
+                return found, words[place:]
+            found.append(assignment)
+        return found, ()
+
+    def _run(self, words: tuple[Argument, ...], env: Mapping[str, Argument], command: Command, depth: int) -> None:
+        name = words[0].text
+        if name == "unset":
+            self._drop(words[1:])
+        elif name == "set":
+            self._exports_all = any(word.text.startswith("-") and "a" in word.text[1:] for word in words) or self._exports_all
+        elif name in self._functions and depth < _DEEPEST:
+            self._call(name, words[1:], depth)
+        elif name == "eval" and depth < _DEEPEST and all(word.is_known for word in words):
+            self.text(" ".join(word.text for word in words[1:]), command.line, depth + 1)
+        elif name in _SHELLS and depth < _DEEPEST and (inner := inner_script(words)):
+            self._inner(inner, env, depth)
+        elif name not in _TESTS:
+            exported = {known: variable.value for known, variable in self.variables.known.items() if variable.exported and not variable.items}
+            self._runs.append(Run(words, words[0].line, {**exported, **env}, command.redirections, command.end, command.within))
+
+    def _inner(self, inner: Argument, env: Mapping[str, Argument], depth: int) -> None:
+        before = dict(self.variables.known)
+        for name, value in env.items():
+            self.variables.known[name] = Variable(value, exported=True)
+        self.text(inner.text, inner.line, depth + 1)
+        self.variables.known = before
+
+    def _call(self, name: str, given: tuple[Argument, ...], depth: int) -> None:
+        self._called.add(name)
+        outer, self.variables.positional = self.variables.positional, given
+        self._walk([replace(command, function="") for command in self._functions[name]], depth + 1)
+        self.variables.positional = outer
+
+    def _drop(self, words: Iterable[Argument]) -> None:
+        for word in words:
+            self.variables.known.pop(word.text, None)
+
+    def _declare(self, keyword: str, words: Sequence[Word], command: Command) -> None:
+        options = [word.bare for word in words if word.bare.startswith("-")]
+        exports = (keyword == "export" or any("x" in option for option in options)) and "-n" not in options
+        for word in words:
+            assignment = _as_assignment(word)
+            if assignment:
+                self._assign(*assignment, command, exported=exports or None)
+            elif exports and (known := self.variables.known.get(word.bare)):
+                self.variables.known[word.bare] = replace(known, exported=True)
+
+    def _assign(self, name: str, appends: bool, word: Word, command: Command, exported: bool | None) -> None:
+        old = self.variables.known.get(name)
+        is_exported = bool(exported) or self._exports_all or bool(old and old.exported)
+        items = tuple(self.variables.expand_all(word.items)) if word.items is not None else None
+        value = self.variables.join(replace(word, items=None)) if items is None else Argument("", word.line)
+        self.assigned.append((name, value.text))
+        conditional = _is_conditional(command)
+        new = Variable(replace(value, line=word.line), items, is_exported, conditional)
+        if appends and old:
+            self.variables.known[name] = _appended(old, new)
+        elif old and conditional and not self._settles(name, old, new, command):
+            return
+        else:
+            self._tell_twice(name, old, new, command)
+            self.variables.known[name] = new
+
+    def _settles(self, name: str, old: Variable, new: Variable, command: Command) -> bool:
+        """True when an assignment inside a block leaves no doubt about the value; else the value is asked for."""
+        if new.items is not None or old.items is not None or not new.value.is_known:
+            return not old.value.is_known
+        if old.value.text == new.value.text or not old.value.is_known:
+            return True
+        message = f"`{name}` is `{old.value.text}` or `{new.value.text}`, as the block around line {command.line} decides"
+        self.notes.warn("conditional", command.line, message[:200], f"set {name} once, without a condition")
+        self.variables.known[name] = replace(old, value=Argument(f"${name}", command.line, (name,)))
+        return False
+
+    def _tell_twice(self, name: str, old: Variable | None, new: Variable, command: Command) -> None:
+        if not old or not old.value.line or not new.value.text or old.items or new.items or command.function:
+            return
+        if old.value.text != new.value.text and name not in new.value.unknown and old.value.is_known and not _builds_on(old, new):
+            message = f"{name} is given twice ({old.value.text}, {new.value.text}): the last one wins"
+            self.notes.warn("last_wins", command.line, message, f"it is also in line {old.value.line}: keep one", name)
+
+
+def _builds_on(old: Variable, new: Variable) -> bool:
+    """`PATH=/x:$PATH` changes a value, and does not contradict it."""
+    return bool(old.value.text) and old.value.text in new.value.text and len(new.value.text) > len(old.value.text) + 1
+
+
+def _appended(old: Variable, new: Variable) -> Variable:
+    if old.items is not None or new.items is not None:
+        before = old.items if old.items is not None else (old.value,)
+        return replace(old, items=before + (new.items if new.items is not None else (new.value,)))
+    unknown = (*old.value.unknown, *new.value.unknown)
+    unevaluated = (*old.value.unevaluated, *new.value.unevaluated)
+    return replace(old, value=Argument(old.value.text + new.value.text, new.value.line, unknown, unevaluated))
+
+
+def _is_conditional(command: Command) -> bool:
+    return bool(command.within) or command.before == "||"
+
+
+def _as_assignment(word: Word) -> tuple[str, bool, Word] | None:
+    """(name, whether it appends, the value) of `NAME=value`; None for any other word."""
+    if not word.pieces or word.pieces[0].quoted or word.pieces[0].kind != TEXT:
+        return None
+    found = _ASSIGNMENT.match(word.pieces[0].content)
+    if not found:
+        return None
+    rest = word.pieces[0].content[found.end() :]
+    pieces = ((Piece(rest),) if rest else ()) + word.pieces[1:]
+    return found[1], bool(found[2]), Word(pieces, word.line, word.items)
+
+
+def inner_script(words: Sequence[Argument]) -> Argument | None:
+    """The text that `bash -c TEXT` would run; None when the shell is started in any other way."""
+    for place, word in enumerate(words[1:], start=1):
+        if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
+            return words[place + 1] if place + 1 < len(words) else None
+        if not word.text.startswith(("-", "+")):
+            return None
+    return None
+
+
+def _with_lost_lines(tokens: Sequence[Token], notes: Notes) -> list[Token]:
+    """A line that starts with an option belongs to the command above it: some `\\` was lost, or a comment stands between the two."""
+    kept: list[Token] = []
+    in_array = False
+    for place, token in enumerate(tokens):
+        if isinstance(token, Word):
+            if not in_array and _is_lost_option(tokens, place) and _ends_a_line(kept):
+                _tell_lost(token, kept, notes)
+                while isinstance(kept[-1], Operator):
+                    kept.pop()
+            in_array = in_array or token.pieces[-1:] == (Piece("("),)
+        elif token.sign == ")":
+            in_array = False
+        kept.append(token)
+    return kept
+
+
+def _is_lost_option(tokens: Sequence[Token], place: int) -> bool:
+    word, following = tokens[place], tokens[place + 1 : place + 2]
+    is_pattern = bool(following) and isinstance(following[0], Operator) and following[0].sign in (")", "|")
+    return isinstance(word, Word) and bool(re.match(r"--?[A-Za-z]", word.bare)) and not is_pattern
+
+
+def _ends_a_line(kept: Sequence[Token]) -> bool:
+    ended = next((place for place in range(len(kept) - 1, -1, -1) if not _is_newline(kept[place])), -1)
+    return 0 <= ended < len(kept) - 1 and isinstance(kept[ended], Word)
+
+
+def _is_newline(token: Token) -> bool:
+    return isinstance(token, Operator) and token.sign == "\n"
+
+
+def _tell_lost(word: Word, kept: Sequence[Token], notes: Notes) -> None:
+    last = next(token.line for token in reversed(kept) if isinstance(token, Word))
+    message = f"line {word.line} starts with `{word.bare[:40]}`: the command ends in line {last}, and this would be a separate command"
+    hint = f"end line {last} with `\\`, and leave no comment and no empty line between the two"
+    notes.error("continuation_missing", word.line, message, hint)

@@ -1,0 +1,158 @@
+"""Owns the way from what a file starts to server launches: containers and scripts within words are opened, other programs told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from fleet_controller.pasted.docker import read_run
+from fleet_controller.pasted.entry import find_entry, names_a_launch, other_kind
+from fleet_controller.pasted.launch import Entry, Launch, Start
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.options import read_options
+from fleet_controller.pasted.script import Run, Script, inner_script, read_script
+from fleet_controller.pasted.variables import Argument
+from fleet_controller.pasted.wrappers import removed_by, tell_wrappers, variables_of
+from fleet_knowledge.release import Release
+
+_DEEPEST = 4
+_SILENT = frozenset(
+    "echo printf cd mkdir sleep wait true false : trap ulimit shopt kill pkill read exit return shift test export rm cp ls cat tail tee "
+    "date let local break continue hostname pwd logger column chmod touch curl wget grep".split()
+)
+_TOLD_AT_MOST = 12
+_OTHER_PROGRAMS = {
+    "router": ("a router is left out: a job measures one server", "measure several behind a router as engine: {kind: external, url: …}"),
+    "bench": ("a benchmark client is left out: the job's workloads say what is sent", "write its load into `workloads`"),
+    "vllm": ("a server of another engine is left out: a job launches SGLang", ""),
+}
+
+
+def starts_of_script(script: Script) -> list[Start]:
+    """What a shell script starts, in its order."""
+    return [_start(run) for run in script.runs]
+
+
+def _start(run: Run) -> Start:
+    return Start(run.words, run.line, run.env, None, run.redirections, run.end, run.within)
+
+
+def launches_of(starts: Iterable[Start], notes: Notes) -> list[Launch]:
+    """Every SGLang server that is launched; what else is started is told."""
+    found = []
+    others: list[Start] = []
+    for start in starts:
+        for opened in _opened(start, notes, 0):
+            launch = _launch(opened, notes)
+            found.extend([launch] if launch else [])
+            others.extend([] if launch else [opened])
+    _tell_others(others, bool(found), notes)
+    return found
+
+
+def _opened(start: Start, notes: Notes, depth: int) -> Iterator[Start]:
+    """The start itself, or what runs in its container or in the script that one of its words holds."""
+    if depth > _DEEPEST or not start.words:
+        return
+    inside = read_run(start, notes) if start.box is None else None
+    if inside is not None:
+        _tell_surroundings(start, notes)
+        yield from _opened(replace(inside, redirections=(), end="\n"), notes, depth + 1)
+        return
+    nested = None if find_entry(start.words) else _script_within(start.words)
+    if nested is None:
+        yield start
+        return
+    tell_wrappers(start.words[: start.words.index(nested)], notes)
+    script = read_script(nested.text, notes, nested.line, start.env)
+    _tell_surroundings(start, notes)
+    for run in script.runs:
+        yield from _opened(replace(_start(run), box=start.box, place=start.place), notes, depth + 1)
+
+
+def _script_within(words: Sequence[Argument]) -> Argument | None:
+    for place, word in enumerate(words):
+        if word.text.rpartition("/")[2] in ("bash", "sh", "dash", "zsh", "ksh") and (inner := inner_script(words[place:])):
+            return inner
+    return next((word for word in words if names_a_launch(word.text) and any(char.isspace() for char in word.text)), None)
+
+
+def _launch(start: Start, notes: Notes) -> Launch | None:
+    entry = find_entry(start.words) or _assumed(start, notes)
+    if entry is None:
+        return None
+    tell_wrappers(entry.wrapped_by, notes)
+    _tell_surroundings(start, notes)
+    words = start.words[entry.options_at :]
+    positional = words[:1] if words and not words[0].text.startswith("-") and words[0].is_known and "/" in words[0].text else ()
+    if positional:
+        notes.warn("stray_word", words[0].line, f"`{words[0].text[:60]}` stands before all options: it is read as --model-path", "")
+        words = (Argument("--model-path", words[0].line), *words)
+    options, loose = read_options(words, notes, Release.read(image_version(start.box.image.text)) if start.box else None)
+    removed = removed_by(entry.wrapped_by)
+    env = {name: value for name, value in {**start.env, **variables_of(entry.wrapped_by)}.items() if name not in removed}
+    return Launch(start, entry, options, env, loose)
+
+
+def image_version(image: str) -> str:
+    """The version of SGLang that an image's tag tells, or an empty text."""
+    found = re.search(r":v?(\d+\.\d+\.\d+(?:[.-]?(?:post|rc|dev)\d+)?)", image)
+    return found[1] if found else ""
+
+
+def _assumed(start: Start, notes: Notes) -> Entry | None:
+    """A container whose image starts the server itself, and gets only options."""
+    texts = [word.text for word in start.words]
+    if start.box is None or not texts[0].startswith("--") or not {"--model-path", "--model"} & {text.partition("=")[0] for text in texts}:
+        return None
+    message = "no entry point is named: the image's own is taken to be `python3 -m sglang.launch_server`"
+    notes.warn("entry_assumed", start.line, message, "check it with `docker inspect IMAGE`")
+    return Entry("launch_server", "python3 -m sglang.launch_server", None, (), 0, start.line)
+
+
+def _tell_surroundings(start: Start, notes: Notes) -> None:
+    """Redirections, `&`, pipes and blocks around a launch."""
+    for part in start.redirections:
+        if part.sign not in ("<<", "<<-"):
+            notes.info("dropped", part.line, "a redirection is left out: the agent keeps the server's log", "", "redirection")
+            break
+    if start.end == "&":
+        notes.info("dropped", start.line, "`&` is left out: the agent waits for the server itself", "", "&")
+    elif start.end in ("|", "|&"):
+        notes.info("dropped", start.line, "the pipe behind the command is left out: the agent keeps the server's log", "", "pipe")
+    if start.within:
+        message = f"the command stands inside `{start.within[-1]}`: it is read as if it ran"
+        notes.warn("conditional", start.line, message, "check that this is the branch that you mean")
+
+
+def _tell_others(others: Sequence[Start], has_launch: bool, notes: Notes) -> None:
+    told = 0
+    for start in others:
+        name = start.words[0].text.rpartition("/")[2]
+        kind = other_kind(start.words)
+        if kind:
+            notes.warn("not_supported", start.line, *_OTHER_PROGRAMS[kind], key=kind)
+        elif name in ("source", "."):
+            _tell_sourced(start, notes)
+        elif has_launch and name not in _SILENT and told < _TOLD_AT_MOST:
+            told += 1
+            notes.info("dropped", start.line, f"`{name[:40]}` is left out: a job starts nothing but the server", "", name[:40])
+
+
+def _tell_sourced(start: Start, notes: Notes) -> None:
+    path = start.words[1].text if len(start.words) > 1 else ""
+    if path.endswith("/bin/activate"):
+        return
+    message = f"`{path[:80]}` is not read: variables that it sets are missing here"
+    notes.warn("not_supported", start.line, message, "paste its `export` lines too, or write them into engine.env", "source")
+
+
+def activated_python(starts: Iterable[Start]) -> Argument | None:
+    """The Python of the virtual environment that a script activates last."""
+    found = None
+    for start in starts:
+        texts = [word.text for word in start.words]
+        if texts[:1] in (["source"], ["."]) and len(texts) > 1 and texts[1].endswith("/bin/activate"):
+            found = replace(start.words[1], text=texts[1].removesuffix("activate") + "python3")
+    return found

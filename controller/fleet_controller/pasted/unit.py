@@ -1,0 +1,75 @@
+"""Owns the reading of a systemd unit: ExecStart and its Environment; no shell is involved, as systemd starts none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fleet_controller.pasted.launch import Start
+from fleet_controller.pasted.lexer import Word, tokens_of
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument, Variable, Variables
+
+_QUIET = frozenset({"Type", "Restart", "RestartSec", "Description", "After", "Wants", "WantedBy", "Requires", "StandardOutput", "StandardError"})
+
+
+def starts_of_unit(text: str, notes: Notes) -> list[Start]:
+    """What the unit starts, with the variables that all its Environment lines give."""
+    entries = list(_entries(text))
+    env: dict[str, Argument] = {}
+    for key, value, line in entries:
+        if key == "Environment":
+            env.update(_environment(value, line, notes))
+        elif key == "EnvironmentFile":
+            message = f"the variables of `{value[:80]}` are not in what was pasted"
+            notes.warn("not_supported", line, message, "write those that the server needs into engine.env", key)
+        elif key in ("User", "WorkingDirectory", "Group", "LimitMEMLOCK", "LimitNOFILE", "CPUAffinity", "NUMAPolicy", "NUMAMask", "Slice"):
+            notes.info("dropped", line, f"`{key}` of the unit is left out: the agent starts the server as itself", "", key)
+    return [_start(value, line, env, notes) for key, value, line in entries if key == "ExecStart" and value.strip()]
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, int]]:
+    """(key, value with its line ends, line); comments between the lines of one value are taken out, as systemd does."""
+    collected, first = "", 0
+    for number, line in enumerate([*text.split("\n"), ""], start=1):
+        if collected and re.match(r"\s*[#;]", line):
+            collected += "\\\n"
+            continue
+        first = first or number
+        collected += line
+        if line.endswith("\\"):
+            collected += "\n"
+            continue
+        key, equals, value = collected.partition("=")
+        if equals and re.fullmatch(r"\s*[A-Za-z]+\s*", key):
+            yield key.strip(), value, first
+        collected, first = "", 0
+
+
+def _environment(value: str, line: int, notes: Notes) -> Iterator[tuple[str, Argument]]:
+    for word in _words(value, line, notes):
+        argument = Variables(Notes("")).join(word)
+        name, equals, text = argument.text.partition("=")
+        if equals:
+            yield name, replace(argument, text=text)
+
+
+def _words(value: str, line: int, notes: Notes) -> list[Word]:
+    return [token for token in tokens_of(value, notes, line) if isinstance(token, Word)]
+
+
+def _start(value: str, line: int, env: dict[str, Argument], notes: Notes) -> Start:
+    command = re.sub(r"^\s*[-@:+!|]+", "", value)
+    variables = Variables(notes, {name: Variable(text) for name, text in env.items()})
+    words = tuple(_without_specifier(word, notes) for word in variables.expand_all(_words(command, line, notes)))
+    return Start(words, words[0].line if words else line, env)
+
+
+def _without_specifier(word: Argument, notes: Notes) -> Argument:
+    """`%i` and the like are the unit's own; `%%` is a `%`."""
+    found = re.search(r"(?<!%)%[a-zA-Z]", word.text)
+    if found:
+        name = f"SPECIFIER_{found[0][1:]}"
+        return replace(word, text=word.text.replace(found[0], f"${name}"), unknown=(*word.unknown, name))
+    return replace(word, text=word.text.replace("%%", "%"))

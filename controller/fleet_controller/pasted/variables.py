@@ -1,0 +1,198 @@
+"""Owns the variables of a script while it is read and the expansion of words by them; unknown ones stay `$NAME`. Runs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from fleet_controller.pasted.lexer import ARITHMETIC, TEXT, VARIABLE, Piece, Word, tokens_of
+from fleet_controller.pasted.notes import Notes
+
+_PARAMETER = re.compile(r"([!#])?([A-Za-z_]\w*|\d+|[@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_LONGEST = 1 << 16  # characters of one word: variables that multiply end here
+_MOST_FIELDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A word as the command would get it. Names in `unknown` stand in `text` as `$NAME`; `unevaluated` says what was not worked out.
+
+    `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or several.
+    """
+
+    text: str
+    line: int
+    unknown: tuple[str, ...] = ()
+    unevaluated: tuple[str, ...] = ()
+    is_open: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """True when `text` is what the command would get."""
+        return not self.unknown and not self.unevaluated
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable: its value, or the items of an array; where it was set, and whether commands get it."""
+
+    value: Argument
+    items: tuple[Argument, ...] | None = None
+    exported: bool = False
+    conditional: bool = False  # set inside a block
+
+
+@dataclass(slots=True)
+class Variables:
+    """All variables at one moment of the script."""
+
+    notes: Notes
+    known: dict[str, Variable] = field(default_factory=dict)
+    positional: tuple[Argument, ...] | None = None  # inside a function that was called
+    defaults_told: set[str] = field(default_factory=set)
+
+    def expand(self, word: Word) -> list[Argument]:
+        """The arguments that one word becomes: none, one or several."""
+        if word.items is not None:
+            return [self.join(word)]
+        made: list[Argument] = []
+        open_field: Argument | None = None
+        for piece in word.pieces:
+            parts = self._parts(piece, word.line)
+            open_field = _append(made, open_field, parts, piece.quoted)
+        made.extend([] if open_field is None else [open_field])
+        return made[:_MOST_FIELDS]
+
+    def join(self, word: Word) -> Argument:
+        """The word as one argument, as in an assignment, where nothing is split."""
+        parts = [_joined(self._parts(piece, word.line), word.line) for piece in word.pieces]
+        return _joined(parts, word.line, "")
+
+    def expand_all(self, words: Iterable[Word]) -> list[Argument]:
+        """The arguments of several words."""
+        made: list[Argument] = []
+        for word in words:
+            made.extend(self.expand(word))
+            if len(made) > _MOST_FIELDS:
+                break
+        return made[:_MOST_FIELDS]
+
+    def _parts(self, piece: Piece, line: int) -> list[Argument]:
+        if piece.kind == TEXT:
+            return [Argument(piece.content, line)]
+        if piece.kind == VARIABLE:
+            return self._variable(piece, line)
+        kind = "shell arithmetic" if piece.kind == ARITHMETIC else "command substitution"
+        text = f"$(({piece.content}))" if piece.kind == ARITHMETIC else f"$({piece.content})"
+        names = _NAME.findall(piece.content) if piece.kind == ARITHMETIC else []
+        unknown = [name for name in dict.fromkeys(names) if name not in self.known]
+        return [Argument(text, line, tuple(unknown), (kind,))]
+
+    def _variable(self, piece: Piece, line: int) -> list[Argument]:
+        found = _PARAMETER.fullmatch(piece.content)
+        if not found:
+            return [Argument(f"${{{piece.content}}}", line, (), ("shell expansion",))]
+        mark, name, index, operation = found.groups()
+        if mark:
+            return [Argument(f"${{{piece.content}}}", line, () if name in self.known else (name,), ("shell expansion",))]
+        values = self._values(name, index, line)
+        return self._operated(name, values, operation, line) if operation else self._found(name, values, line, piece.quoted)
+
+    def _found(self, name: str, values: list[Argument] | None, line: int, quoted: bool) -> list[Argument]:
+        if values is None:
+            return [Argument(f"${name}", line, (name,), (), not quoted)]
+        return [replace(value, is_open=value.is_open and not quoted) for value in values]
+
+    def _values(self, name: str, index: str | None, line: int) -> list[Argument] | None:
+        """What the variable holds; None when that is not known."""
+        if name in ("@", "*"):
+            return list(self.positional) if self.positional is not None else None
+        if name.isdigit():
+            place = int(name) - 1
+            given = self.positional or ()
+            return [given[place]] if 0 <= place < len(given) else None
+        variable = self.known.get(name)
+        if variable is None:
+            return None
+        if variable.items is None:
+            return [replace(variable.value, line=line)]
+        if index in ("[@]", "[*]"):
+            return list(variable.items)
+        place = int(index[1:-1]) if index and index[1:-1].isdigit() else 0
+        return list(variable.items[place : place + 1])
+
+    def _operated(self, name: str, values: list[Argument] | None, operation: str, line: int) -> list[Argument]:
+        sign = operation[:2] if operation[:1] == ":" else operation[:1]
+        rest = operation[len(sign) :]
+        is_empty = values is not None and not any(value.text for value in values)
+        if sign in (":+", "+"):
+            return [self._default(rest, line)] if values is not None and not is_empty else []
+        if sign in (":-", ":=", "-", "=", ":?", "?"):
+            if values is not None and not (is_empty and sign[0] == ":"):
+                return values
+            if "?" in sign:
+                return [Argument(f"${name}", line, (name,), (), False)]
+            return [self._defaulted(name, sign, rest, line)]
+        if values is None:
+            return [Argument(f"${name}", line, (name,), ("shell expansion",))]
+        changed = _changed(_joined(values, line), sign, operation)
+        return [changed or Argument(f"${{{name}{operation}}}", line, (), ("shell expansion",))]
+
+    def _defaulted(self, name: str, sign: str, text: str, line: int) -> Argument:
+        value = self._default(text, line)
+        if name not in self.known and not name.isdigit() and value.text and name not in self.defaults_told:
+            self.defaults_told.add(name)
+            self.notes.info("default_taken", line, f"`{name}` is not set in the file: its default is taken", f"set {name} before if you use another value")
+        if "=" in sign:
+            self.known[name] = Variable(value)
+        return value
+
+    def _default(self, text: str, line: int) -> Argument:
+        """The text behind `:-`, with its own variables expanded and its quotes taken away."""
+        tokens = tokens_of(text, Notes(""), line)
+        if any(not isinstance(token, Word) for token in tokens):
+            return Argument(text.strip("'\""), line)
+        return _joined([self.join(token) for token in tokens if isinstance(token, Word)], line)
+
+
+def _append(made: list[Argument], open_field: Argument | None, parts: Sequence[Argument], quoted: bool) -> Argument | None:
+    """Adds the parts of one piece to the field that is open, splitting at blanks where nothing is quoted; the new open field."""
+    for number, part in enumerate(parts):
+        if number and open_field is not None:  # each item of "${A[@]}" is a word of its own
+            made.append(open_field)
+            open_field = None
+        if quoted or not part.is_known:
+            open_field = _joined([open_field, part], part.line, "") if open_field else part
+            continue
+        texts = re.split(r"[ \t\n]+", part.text)
+        for place, text in enumerate(texts):
+            if place and open_field is not None:
+                made.append(open_field)
+                open_field = None
+            if text:
+                addition = replace(part, text=text)
+                open_field = _joined([open_field, addition], part.line, "") if open_field else addition
+    return open_field
+
+
+def _joined(parts: Sequence[Argument], line: int, between: str = " ") -> Argument:
+    if len(parts) == 1:
+        return parts[0]
+    unknown = dict.fromkeys(name for part in parts for name in part.unknown)
+    unevaluated = dict.fromkeys(kind for part in parts for kind in part.unevaluated)
+    return Argument(between.join(part.text for part in parts)[:_LONGEST], line, tuple(unknown), tuple(unevaluated))
+
+
+def _changed(value: Argument, sign: str, operation: str) -> Argument | None:
+    """`${NAME##*/}` and `${NAME%/}`: the two cuts that scripts make of a path; None for any other."""
+    if not value.is_known:
+        return replace(value, is_open=False)
+    if operation == "##*/":
+        return replace(value, text=value.text.rpartition("/")[2])
+    if operation == "%/":
+        return replace(value, text=value.text.removesuffix("/"))
+    if operation == "%/*":
+        return replace(value, text=value.text.rpartition("/")[0] or value.text)
+    return None

@@ -1,0 +1,80 @@
+"""Owns YAML of others (compose files, manifests) as plain values with the line of each; knows nothing of what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument
+from fleet_controller.spec.document import Document, Path, read_document
+
+_MOST_DOCUMENTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One YAML document; every scalar is the text that was written, null is None. `offset`: lines of the file before it."""
+
+    document: Document
+    offset: int
+    lines: tuple[str, ...]
+
+    @property
+    def value(self) -> Any:
+        """The whole document."""
+        return self.document.value
+
+    def line(self, path: Path) -> int:
+        """The line of the file where the text at `path` begins; for a block (`|`, `>`) the one below the sign."""
+        place = self.document.values.get(path) or self.document.place(path)
+        row = place[0]
+        written = self.lines[row - 1][place[1] - 1 :] if row <= len(self.lines) else ""
+        return self.offset + row + (1 if re.match(r"[|>][-+0-9]*\s*(#.*)?$", written) else 0)
+
+    def is_folded(self, path: Path) -> bool:
+        """True for a `>` block, whose line ends became blanks."""
+        place = self.document.values.get(path, (1, 1))
+        return place[0] <= len(self.lines) and self.lines[place[0] - 1][place[1] - 1 :].startswith(">")
+
+    def argument(self, path: Path, value: Any) -> Argument:
+        """A scalar as an argument."""
+        return Argument("" if value is None else str(value), self.line(path))
+
+
+def trees_of(text: str, notes: Notes) -> Iterator[Tree]:
+    """Every document of the file that could be read; what is no YAML is noted."""
+    for offset, part in _documents(text):
+        document = read_document(part, notes.file, lambda path: True)
+        for finding in document.findings:
+            if finding.code != "empty_file":
+                notes.error(finding.code, finding.line + offset, finding.message, finding.hint, finding.key)
+        if document.value is not None:
+            yield Tree(document, offset, tuple(part.split("\n")))
+
+
+def _documents(text: str) -> Iterator[tuple[int, str]]:
+    """(lines before it, text) of each document between `---` lines."""
+    lines, start = text.split("\n"), 0
+    found = 0
+    for number, line in enumerate([*lines, "---"]):
+        if re.match(r"---(\s|$)", line) and (number == len(lines) or number > start or number == 0):
+            part = "\n".join(lines[start:number])
+            if part.strip():
+                found += 1
+                yield start, part
+            start = number + 1
+            if found >= _MOST_DOCUMENTS:
+                return
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` when it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def listing(value: Any) -> tuple[Any, ...]:
+    """`value` when it is a list, else an empty one."""
+    return value if isinstance(value, tuple) else ()
