@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from fleet_controller.agents import AgentClient
-from fleet_controller.board import detail, look, wait_for
+from fleet_controller.board import closed, detail, look, wait_for
 from fleet_controller.core.estimate import estimate
 from fleet_controller.core.plan import make_plan, trial_spec
-from fleet_controller.core.schedule import Start, next_starts
+from fleet_controller.core.schedule import Start, next_starts, not_again
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
@@ -79,6 +79,9 @@ class Fleet:
             changed = self._desk.board.next_change()
             connected = [line.host for line in self._lines if line.connected]
             try:
+                for end in not_again(self._desk.board.schedulable()):
+                    over = closed(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
+                    await self._desk.save(end.trial_id, over)
                 for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
                     await self._begin(start)
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted

@@ -10,7 +10,8 @@ import pytest
 
 from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.core.plan import make_plan, needed_gpus, trial_id, trial_spec
+from fleet_controller.core.plan import make_plan, trial_id, trial_spec
+from fleet_knowledge.sglang.parallel import needed_gpus
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.trial import EngineKind, EngineSpec, Measure, Simulation, TrialSpec, Workload
 from fleet_protos.v1 import trial_pb2
@@ -98,7 +99,7 @@ def test_gpus_come_from_the_parallel_sizes(args: dict[str, Any], gpus: int) -> N
 
 
 def test_gpus_that_are_written_count() -> None:
-    plan = make_plan(replace(JOB, gpus=4), ["h1"])
+    plan = make_plan(replace(JOB, gpus=4, engine=replace(ENGINE, kind=EngineKind.SIMULATED)), ["h1"])
     assert plan.variants[0].engine.gpus == 4
     assert [finding.code for finding in plan.findings] == ["gpus_mismatch"]
 
@@ -208,9 +209,18 @@ def test_the_estimate_grows_with_launches_and_not_with_hosts_side_by_side() -> N
     def seconds(job: Job, *hosts: str) -> float:
         return estimate(make_plan(job, hosts), job)
 
-    assert seconds(replace(JOB, launches=6), "h1") == pytest.approx(2 * seconds(JOB, "h1"))
-    assert seconds(JOB, "h1", "h2") == pytest.approx(seconds(JOB, "h1"))
-    assert gpu_hours(make_plan(JOB, ["h1"]), JOB) == pytest.approx(8 * seconds(JOB, "h1") / 3600)
+    plain = replace(JOB, engine=replace(ENGINE, proof="off"))
+    assert seconds(replace(plain, launches=6), "h1") == pytest.approx(2 * seconds(plain, "h1"))
+    assert seconds(plain, "h1", "h2") == pytest.approx(seconds(plain, "h1"))
+    assert gpu_hours(make_plan(plain, ["h1"]), plain) == pytest.approx(8 * seconds(plain, "h1") / 3600)
+
+
+def test_the_estimate_holds_the_witnesses_once_for_each_variant() -> None:
+    plain = replace(JOB, engine=replace(ENGINE, proof="off"))
+    extra = estimate(make_plan(JOB, ["h1"]), JOB) - estimate(make_plan(plain, ["h1"]), plain)
+    more = replace(JOB, launches=9), replace(plain, launches=9)
+    assert extra > 4 * 300
+    assert estimate(make_plan(more[0], ["h1"]), more[0]) - estimate(make_plan(more[1], ["h1"]), more[1]) == pytest.approx(extra)
 
 
 def test_a_simulated_job_costs_no_gpu_hours_and_runs_at_its_time_scale() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.core.schedule import JobTrials, Start, left_s, next_starts
+from fleet_controller.core.schedule import JobTrials, NotAgain, Start, left_s, next_starts, not_again
 from fleet_controller.core.state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, TrialSpec
@@ -92,3 +93,40 @@ def test_no_host_ever_has_two_trials_and_no_trial_is_begun_twice(drawn: list, co
     busy = {entry.spec.host for entry in trials if entry.is_active}
     assert all(start.host in connected and start.host not in busy for start in begun)
     assert all(start.attempt == len(trials[int(start.trial_id)].attempts) + 1 for start in begun)
+
+
+VOIDED = Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.GATE_VOIDED, failure_class="env_not_effective", message="lost")
+
+
+def of_variant(name: str, variant: str, *attempts: Attempt, host: str = "a", block: int = 1) -> Trial:
+    return Trial(TrialSpec(trial_id=name, host=host, variant=variant, block=block), attempts)
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.CONFIG, ErrorKind.SERVER_OOM, ErrorKind.DEPLOY_FAILED])
+def test_a_variant_that_failed_for_good_is_not_launched_again_on_that_host(kind: ErrorKind) -> None:
+    failed = replace(EXITED, kind=kind, failure_class="too_bad", message="launching: no room")
+    others = (of_variant("3", "x", host="b"), of_variant("4", "y"))
+    job = JobTrials("j", [of_variant("1", "x", failed), of_variant("2", "x", block=2), *others])
+    assert not_again([job]) == (NotAgain("2", kind, "too_bad", "not launched again: 1 of block 1 failed, launching: no room"),)
+
+
+def test_a_launch_that_a_gate_voided_is_not_made_again() -> None:
+    assert [end.failure_class for end in not_again([JobTrials("j", [of_variant("1", "x", VOIDED), of_variant("2", "x")])])] == [
+        "env_not_effective"
+    ]
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [replace(VOIDED, runs=3), EXITED, replace(EXITED, kind=ErrorKind.AGENT_RESTARTED), OK, Attempt(1, phase=Phase.MEASURING)],
+    ids=["void runs", "exited", "restarted", "ok", "running"],
+)
+def test_what_may_end_otherwise_is_launched_again(ended: Attempt) -> None:
+    assert not_again([JobTrials("j", [of_variant("1", "x", ended), of_variant("2", "x")])]) == ()
+
+
+def test_only_trials_that_were_never_begun_are_closed_and_none_of_a_cancelled_job() -> None:
+    failed = replace(EXITED, kind=ErrorKind.CONFIG)
+    trials = [of_variant("1", "x", failed), of_variant("2", "x", Attempt(1, phase=Phase.MEASURING)), of_variant("3", "x", EXITED)]
+    assert not_again([JobTrials("j", trials)]) == ()
+    assert not_again([JobTrials("j", [of_variant("1", "x", failed), of_variant("2", "x")], cancelled=True)]) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Plan, PlannedTrial
+from fleet_controller.core.plan import Plan, PlannedTrial, has_witness
 from fleet_protos.trial import EngineKind, EngineSpec, Workload
 
 # Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of an 8-GPU host shows (62.9 tok/s).
@@ -19,7 +19,7 @@ def estimate(plan: Plan, job: Job) -> float:
     """Wall seconds for the whole plan, hosts working side by side. A guess: within a factor of two or three at best."""
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
-        busy_s[trial.host] += trial_seconds(trial, job)
+        busy_s[trial.host] += trial_seconds(trial, job) + _witness_s(plan, job, trial)
     return max(busy_s.values(), default=0.0)
 
 
@@ -27,7 +27,8 @@ def gpu_hours(plan: Plan, job: Job) -> float:
     """GPU hours that the plan takes by the same guess; 0 for simulated GPUs, which nobody pays."""
     if job.engine.kind == EngineKind.SIMULATED:
         return 0.0
-    return sum(trial.variant.engine.gpus * trial_seconds(trial, job) for trial in plan.trials) / 3600
+    seconds = ((trial, trial_seconds(trial, job) + _witness_s(plan, job, trial)) for trial in plan.trials)
+    return sum(trial.variant.engine.gpus * taken_s for trial, taken_s in seconds) / 3600
 
 
 def trial_seconds(trial: PlannedTrial, job: Job) -> float:
@@ -36,6 +37,11 @@ def trial_seconds(trial: PlannedTrial, job: Job) -> float:
     runs = 1 + (job.measure.runs_min + job.measure.runs_max) / 2
     measured_s = sum(runs * _run_seconds(workload) for workload in job.workloads)
     return _READY_S[engine.kind] + _ready_knob_s(engine) + measured_s / engine.simulation.time_scale + _STOP_S[engine.kind]
+
+
+def _witness_s(plan: Plan, job: Job, trial: PlannedTrial) -> float:
+    engine = trial.variant.engine
+    return _READY_S[engine.kind] + _ready_knob_s(engine) + _STOP_S[engine.kind] if has_witness(job, plan, trial) else 0.0
 
 
 def _ready_knob_s(engine: EngineSpec) -> float:

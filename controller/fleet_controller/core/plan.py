@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet_controller.core.job import Job, Level
+from fleet_controller.core.proof import wants_witness
 from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding, has_errors
+from fleet_knowledge.sglang.parallel import needed_gpus
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
 
 MOST_TRIALS = 10_000
@@ -169,21 +171,10 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
         simulation = replace(simulation, **level.simulation)
     args = {name: value for name, value in args.items() if value is not None}
     kept_env = {name: value for name, value in env.items() if value is not None}
-    gpus = needed_gpus(args) if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
+    nodes = max(job.engine.gang.nodes, 1)
+    needed = -(-needed_gpus(args) // nodes)
+    gpus = needed if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
     return replace(job.engine, args=args, env=kept_env, simulation=simulation, gpus=gpus)
-
-
-def needed_gpus(args: Mapping[str, Any]) -> int:
-    """GPUs that SGLang's parallel sizes take: tensor × pipeline × data, where attention-only data parallelism adds none; 0 on a CPU."""
-    if args.get("device") == "cpu":
-        return 0
-    copies = 1 if args.get("enable_dp_attention") else _size(args, "dp_size")
-    return _size(args, "tp_size") * _size(args, "pp_size") * copies
-
-
-def _size(args: Mapping[str, Any], name: str) -> int:
-    size = args.get(name, 1)
-    return size if isinstance(size, int) and size > 0 else 1
 
 
 def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
@@ -215,7 +206,8 @@ def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
 
 
 def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    if job.gpus is None or job.engine.kind == EngineKind.EXTERNAL:
+    """Of the simulated engine alone: what a real one takes is among the rules about SGLang."""
+    if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
         return
     for variant in variants:
         needed = needed_gpus(variant.engine.args)
@@ -246,6 +238,12 @@ def _safe(host: str) -> str:
     return safe if safe == host else f"{safe}-{hashlib.sha256(host.encode()).hexdigest()[:6]}"
 
 
+def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
+    """True for the first trial of each variant on each host, where the job's mode of proof asks for it."""
+    first = 1 if job.hosts.every_host else plan.hosts.index(planned.host) + 1
+    return planned.block == first and wants_witness(job, planned.variant.engine)
+
+
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
     """What an agent needs to carry out `planned`; `attempt` counts from 1."""
     return TrialSpec(
@@ -260,4 +258,5 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
         engine=planned.variant.engine,
         workloads=job.workloads,
         measure=job.measure,
+        witness=has_witness(job, plan, planned),
     )

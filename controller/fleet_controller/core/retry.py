@@ -34,6 +34,10 @@ RULES: Mapping[ErrorKind, RetryRule] = {
     ErrorKind.HOST_UNREACHABLE: RetryRule(3, pause_s=5.0),
 }
 
+# What fails on a host whenever the same variant is launched there.
+FOR_GOOD = frozenset({ErrorKind.CONFIG, ErrorKind.DEPLOY_FAILED, ErrorKind.SERVER_OOM})
+VOID_RUNS = 3  # so many in a row end a trial: fewer finished runs mean that a gate voided the launch
+
 
 def rule_for(kind: ErrorKind) -> RetryRule:
     """The rule of a kind; one that has no row is never retried."""

@@ -1,4 +1,4 @@
-"""Owns which trial starts next on which host: one at a time a host, in plan order, older jobs first. Starts nothing."""
+"""Owns which trial starts next on which host, which never does, and in what order. Starts nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleet_controller.core.retry import rule_for
 from fleet_controller.core.state import Trial
+from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome
 
 
@@ -26,6 +27,34 @@ class Start:
     trial_id: str
     attempt: int
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotAgain:
+    """This trial is never launched: the same variant failed for good on its host."""
+
+    trial_id: str
+    kind: ErrorKind
+    failure_class: str
+    message: str
+
+
+def not_again(jobs: Iterable[JobTrials]) -> tuple[NotAgain, ...]:
+    """The trials to close unlaunched, since their variant failed for good on their host in another block."""
+    return tuple(closure for job in jobs if not job.cancelled for closure in _not_again(job.trials))
+
+
+def _not_again(trials: Sequence[Trial]) -> Iterator[NotAgain]:
+    hopeless: dict[tuple[str, str], Trial] = {}
+    for trial in trials:
+        if trial.newest is not None and trial.newest.failed_for_good:
+            hopeless.setdefault((trial.spec.host, trial.spec.variant), trial)
+    for trial in trials if hopeless else ():
+        cause = hopeless.get((trial.spec.host, trial.spec.variant))
+        if cause is not None and cause.newest is not None and not trial.attempts:
+            why = cause.newest
+            message = f"not launched again: {cause.spec.trial_id} of block {cause.spec.block} failed, {why.message or why.failure_class}"
+            yield NotAgain(trial.spec.trial_id, why.kind, why.failure_class, message)
 
 
 def next_starts(jobs: Iterable[JobTrials], connected: Iterable[str], now_unix_ns: int) -> tuple[Start, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.retry import may_retry
+from fleet_controller.core.retry import FOR_GOOD, VOID_RUNS, may_retry
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, TrialSpec
@@ -30,6 +30,12 @@ class Attempt:
     def is_over(self) -> bool:
         """Nothing more will come of it."""
         return self.phase is Phase.OVER
+
+    @property
+    def failed_for_good(self) -> bool:
+        """It would fail again in any later launch. Void runs are no such end, a gate on the launch itself is."""
+        voided = self.kind is ErrorKind.GATE_VOIDED and self.runs < VOID_RUNS
+        return self.is_over and self.outcome is Outcome.FAILED and (voided or self.kind in FOR_GOOD)
 
 
 @dataclass(frozen=True, slots=True)

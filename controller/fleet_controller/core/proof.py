@@ -1,0 +1,36 @@
+"""Owns when a variant needs a witness: a launch that only shows what NCCL does, before those that are measured. Launches none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleet_controller.core.job import Job
+from fleet_protos.trial import EngineKind, EngineSpec
+
+_PREFIXES = ("NCCL_", "RCCL_", "MSCCL")
+# Arguments of server_args.py 0.4.1 - 0.5.23 that choose what carries a collective.
+_ARGUMENTS = frozenset({
+    "disable_custom_all_reduce", "enable_custom_all_reduce_v2", "enable_deterministic_inference", "enable_dp_attention",
+    "enable_flashinfer_allreduce_fusion", "enable_mscclpp", "enable_nccl_nvls", "enable_symm_mem", "enable_torch_symm_mem",
+    "enable_two_batch_overlap", "moe_a2a_backend",
+})  # fmt: skip
+_ENOUGH_GPUS = 2  # one GPU talks to nobody
+
+
+def wants_witness(job: Job, engine: EngineSpec) -> bool:
+    """`witness`: always. `timed`, `off`: never. `auto`: where NCCL is used, and the job has a say in how. `engine` is a variant's."""
+    if engine.kind is EngineKind.EXTERNAL or engine.proof in ("timed", "off"):
+        return False
+    if engine.proof == "witness":
+        return True
+    return engine.kind is EngineKind.SGLANG and engine.gpus >= _ENOUGH_GPUS and touches_communication(job)
+
+
+def touches_communication(job: Job) -> bool:
+    """The job sets or varies a variable or an argument that decides how GPUs talk to each other."""
+    levels = [level for levels in job.factors.values() for level in levels.values()]
+    return _names_any(job.engine.env, job.engine.args) or any(_names_any(level.env, level.args) for level in levels)
+
+
+def _names_any(variables: Iterable[str], arguments: Iterable[str]) -> bool:
+    return any(name.startswith(_PREFIXES) for name in variables) or not _ARGUMENTS.isdisjoint(arguments)
