@@ -48,3 +48,23 @@ def test_a_program_that_is_no_installed_python_tells_nothing(tmp_path: Path) -> 
 
 def test_a_real_environment_is_read_without_starting_its_python() -> None:
     assert versions.installed(Path(sys.executable), names=("pytest",)) == {"pytest": version("pytest"), "python": platform.python_version()}
+
+
+@pytest.mark.parametrize(
+    ("found", "cuda"),
+    [
+        ({"torch": "2.9.1+cu129"}, "12.9"), ({"torch": "2.13.0+cu130"}, "13.0"), ({"torch": "2.13.0+cpu"}, ""), ({}, ""),
+        ({"torch": "2.9.1", "nvidia-cuda-runtime-cu12": "12.8.90"}, "12.8.90"),
+    ],
+)  # fmt: skip
+def test_the_cuda_of_torch_is_told(found: dict[str, str], cuda: str) -> None:
+    assert versions.cuda(found) == cuda
+
+
+def test_the_loaded_driver_is_read_from_the_kernel(tmp_path: Path) -> None:
+    said = tmp_path / "version"
+    said.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@x)\nGCC version: 12\n")
+    assert versions.driver(said) == "580.65.06"
+    said.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
+    assert versions.driver(said) == "550.54.15"
+    assert versions.driver(tmp_path / "absent") == ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from fleet_knowledge.sglang.changes import Asked, known_change
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import Gate, GateEffect
 
@@ -18,121 +18,7 @@ _NCCL_SET = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (.*?)\.?$", 
 _NCCL_VERSION = re.compile(r"^.*NCCL version (\S+)", re.MULTILINE)
 _ABOUT_LOGGING = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 _NOT_SHOWN = ("internal_states", "launch_command", "status")  # state, not configuration
-_BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend", "speculative_draft_attention_backend")
 _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One argument as it was asked for and as it is shown, among all that are shown."""
-
-    value: Any
-    shown: Any
-    all_shown: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownChange:
-    """A change that SGLang makes by itself and that leaves the job's meaning whole. `versions` is where it was seen."""
-
-    argument: str
-    versions: str
-    source: str
-    why: str
-    holds: Callable[[Asked], bool]
-
-
-def _chain(asked: Asked) -> bool:
-    steps = asked.all_shown.get("speculative_num_steps")
-    return asked.all_shown.get("speculative_eagle_topk") == 1 and isinstance(steps, int) and asked.shown == steps + 1
-
-
-def _is_one_for(*algorithms: str) -> Callable[[Asked], bool]:
-    return lambda asked: asked.shown == 1 and asked.all_shown.get("speculative_algorithm") in algorithms
-
-
-def _becomes(value: Any, shown: Any) -> Callable[[Asked], bool]:
-    return lambda asked: (asked.value, asked.shown) == (value, shown)
-
-
-def _uses(asked: Asked, *backends: str) -> bool:
-    return any(asked.all_shown.get(name) in backends for name in _BACKENDS)
-
-
-def _page_of(*backends: str) -> Callable[[Asked], bool]:
-    return lambda asked: asked.shown in (64, 128) and _uses(asked, *backends)
-
-
-def _scaled(asked: Asked, factor: float) -> bool:
-    return abs(float(asked.shown) - float(asked.value) * factor) < 1e-9
-
-
-def _relaxed_for_dp(asked: Asked) -> bool:
-    return bool(asked.all_shown.get("enable_dp_attention")) and _scaled(asked, 0.3)
-
-
-def _shared_over_dp(asked: Asked) -> bool:
-    ranks = asked.all_shown.get("attn_dp_size") or asked.all_shown.get("dp_size") or 1
-    return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(asked.value) // int(ranks)
-
-
-KNOWN_CHANGES = (
-    KnownChange(
-        "speculative_algorithm", "0.4.3 - 0.5.23", "server_args.py", "NEXTN is SGLang's alias of EAGLE", _becomes("NEXTN", "EAGLE")
-    ),
-    *(
-        KnownChange(
-            "speculative_algorithm",
-            "0.5.23",
-            "arg_groups/speculative_hook.py",
-            "a Gemma 4 assistant drafts in its own way",
-            _becomes(asked, "FROZEN_KV_MTP"),
-        )
-        for asked in ("EAGLE", "NEXTN")
-    ),
-    KnownChange(
-        "speculative_num_draft_tokens",
-        "0.4.4 - 0.5.23",
-        "arg_groups/speculative_hook.py",
-        "with speculative_eagle_topk=1 SGLang always uses num_steps + 1",
-        _chain,
-    ),
-    KnownChange(
-        "speculative_num_steps", "0.5.23", "arg_groups/speculative_hook.py", "this algorithm always has 1", _is_one_for("DFLASH", "DSPARK")
-    ),
-    KnownChange(
-        "speculative_eagle_topk", "0.5.23", "arg_groups/speculative_hook.py", "this algorithm always has 1", _is_one_for("DFLASH", "DSPARK")
-    ),
-    KnownChange(
-        "page_size",
-        "0.5.23",
-        "arg_groups/overrides.py",
-        "this attention backend has its own page sizes",
-        _page_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "fa4", "hpc_ops", "intel_xpu"),
-    ),
-    KnownChange("kv_cache_dtype", "0.5.23", "arg_groups/overrides.py", "two names of one type", _becomes("bf16", "bfloat16")),
-    KnownChange(
-        "schedule_conservativeness",
-        "0.5.23",
-        "arg_groups/parallel_hook.py",
-        "DP attention multiplies it by 0.3",
-        _relaxed_for_dp,
-    ),
-    KnownChange(
-        "chunked_prefill_size",
-        "0.5.23",
-        "arg_groups/parallel_hook.py",
-        "DP attention divides it by its ranks",
-        _shared_over_dp,
-    ),
-    KnownChange(
-        "mem_fraction_static",
-        "0.5.23",
-        "arg_groups/attention_hook.py",
-        "with aiter and a long context SGLang keeps 15 % for its workspace",
-        lambda asked: _uses(asked, "aiter") and _scaled(asked, 0.85),
-    ),
-)
 
 
 def proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], log: str) -> ConfigurationProved:
@@ -156,14 +42,10 @@ def argument_gates(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[
         if name not in shown:
             gates.append(Gate(ARGS_NOT_SHOWN, GateEffect.FLAG, f"{name}={value} was passed; /server_info does not show it"))
         elif not _same(value, shown[name]):
-            known = _known_change(name, Asked(value, shown[name], shown))
-            effect = GateEffect.FLAG if known else GateEffect.VOID_TRIAL
-            gates.append(Gate(ARGS_CHANGED, effect, f"asked {name}={value}, in effect {shown[name]}{known and f' ({known})'}"))
+            known = known_change(name, Asked(value, shown[name], shown), str(shown.get("version", "")))
+            effect, why = (GateEffect.FLAG, f" ({known.why})") if known else (GateEffect.VOID_TRIAL, "")
+            gates.append(Gate(ARGS_CHANGED, effect, f"asked {name}={value}, in effect {shown[name]}{why}"))
     return tuple(gates)
-
-
-def _known_change(name: str, asked: Asked) -> str:
-    return next((change.why for change in KNOWN_CHANGES if change.argument == name and change.holds(asked)), "")
 
 
 def _same(asked: Any, shown: Any) -> bool:

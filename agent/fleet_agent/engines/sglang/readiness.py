@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fleet_agent.engines.http import Answer, as_object, exchange
+from fleet_agent.engines.sglang.identity import stranger
+from fleet_knowledge.figures.server_info import MODEL_PATHS, PATHS, arguments_of
 from fleet_protos.errors import ErrorKind, ServerFailed
 
 _COMPLETION = {"text": "ready", "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}}
 
 
-async def look(url: str, *, model_path: str) -> str:
-    """Empty when ready, else what is missing. Raises ServerFailed when another model answers at `url`.
+async def look(url: str, *, model_path: str, words: Sequence[str] = ()) -> str:
+    """Empty when ready, else what is missing. Raises ServerFailed when another model, or another launch, answers at `url`.
 
-    /health alone proves nothing: up to 0.4.9 it answered 200 at once, and on a busy port it is another server's.
+    `words`: what followed the program when it was launched here. /health alone proves nothing: up to 0.4.9 it answered 200 at once, and on
+    a busy port it is another server's.
     """
     try:
         status, _ = await exchange(url, "/health_generate")
         if status != 200:
             return f"/health_generate answers {status}"
-        _, identity = await _either(url, "/model_info", "/get_model_info")
+        _, identity = await _either(url, *MODEL_PATHS)
         _check_identity(url, model_path, as_object(identity))
+        status, info = await _either(url, *PATHS)
+        if status == 200:
+            _check_launch(url, as_object(info), words)
         status, answer = await exchange(url, "/generate", _COMPLETION)
         if status != 200 or not as_object(answer).get("output_ids"):
             return f"a completion of 2 tokens answers {status}"
@@ -32,12 +39,19 @@ async def look(url: str, *, model_path: str) -> str:
 async def server_info(url: str) -> dict[str, Any]:
     """/server_info. Raises ServerFailed when it cannot be had."""
     try:
-        status, content = await _either(url, "/server_info", "/get_server_info")
+        status, content = await _either(url, *PATHS)
         if status == 200:
-            return as_object(content)
+            return dict(arguments_of(as_object(content)))
     except (OSError, EOFError, ValueError) as error:
         raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url}/server_info: {type(error).__name__} {error}") from error
     raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url}/server_info answers {status}")
+
+
+def _check_launch(url: str, info: dict[str, Any], words: Sequence[str]) -> None:
+    difference = stranger(info, url, words)
+    if difference:
+        message = f"another server of {info.get('model_path')} answers at {url}: {difference}"
+        raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)
 
 
 async def _either(url: str, path: str, older: str) -> Answer:

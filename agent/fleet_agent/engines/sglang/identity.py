@@ -1,0 +1,36 @@
+"""Owns the comparison of what a server says of its own launch with the launch that we made. Pure; a server that says nothing agrees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+_HIDDEN = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--watermark-config", "--watermark-key", "--watermark-key-b")
+
+
+def stranger(info: Mapping[str, Any], url: str, words: Sequence[str]) -> str:
+    """How the server behind /server_info differs from the one launched with `words`; empty when it may be that one.
+
+    Its port, and its `launch_command` (0.5.10 - 0.5.23, joined by blanks, so that words are compared blank by blank). A word it has more
+    is no difference: 0.5.10 - 0.5.18 show the program too.
+    """
+    port, said = urlsplit(url).port, info.get("port")
+    if isinstance(said, int) and port is not None and said != port:
+        return f"it says that it listens at port {said}"
+    command = info.get("launch_command")
+    if not isinstance(command, str) or not command or not words:
+        return ""
+    missing = list((Counter(_parts(words)) - Counter(command.split())).elements())
+    return f"it was launched without {' '.join(missing[:4])}" if missing else ""
+
+
+def _parts(words: Sequence[str]) -> list[str]:
+    """The words as a joined command shows them, without the values of those that are not shown."""
+    shown: list[str] = []
+    for at, word in enumerate(words):
+        if at and words[at - 1] in _HIDDEN:
+            continue
+        shown += word.split()
+    return shown
