@@ -336,8 +336,8 @@ def test_no_text_makes_a_reader_raise_and_what_it_tells_is_json(text: str) -> No
 
 KEYS = [
     "internal_states", "decode", "prefill", "last_gen_throughput", "avg_spec_accept_length", "version", "server_args", "runs", "before",
-    "after", "/server_info", "stdout", "num_prompts", "completed", "total_output_tokens", "batch_size", "output_throughput", "acc_length", "errors",
-    "sglang:generation_tokens_total",
+    "after", "/server_info", "stdout", "num_prompts", "completed", "total_output_tokens", "batch_size", "output_throughput", "acc_length",
+    "errors", "sglang:generation_tokens_total",
 ]  # fmt: skip
 LEAF = st.none() | st.booleans() | st.floats() | st.text(max_size=5)
 MAPPING = st.sampled_from(KEYS)
