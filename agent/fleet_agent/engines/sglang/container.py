@@ -112,8 +112,8 @@ def _rights(runtime: Runtime, engine: EngineSpec, gpus: tuple[int, ...], choice:
 
 
 def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
-    """The job's mounts, then each path of the host that an argument names, at the same place and read-only, and the hub's cache."""
-    written = {inside: _source(outside, home) for inside, outside in engine.container.mounts.items()}
+    """The job's mounts by their place, then each path of the host that an argument names, at the same place, and the hub's cache."""
+    written = {inside: _source(outside, home) for inside, outside in sorted(engine.container.mounts.items())}
     found = [_mount(inside, *source) for inside, source in written.items()]
     taken = [PurePosixPath(inside) for inside in written]
     for path, read_only in host_paths(engine, home).items():

@@ -14,7 +14,7 @@ from fleet_agent.engines.sglang.arguments import at_home, gang_words, under_home
 from fleet_agent.engines.sglang.binding import Choice, HostCpus, bind, choose
 from fleet_agent.engines.sglang.cpus import read_host_cpus
 from fleet_agent.engines.sglang.environment import GPUS, LAUNCH, server_environment
-from fleet_agent.engines.sglang.runtimes import client_environment, find_runtime
+from fleet_agent.engines.sglang.runtimes import client_environment, find_runtime, image_id
 from fleet_knowledge.release import Between, Release
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
@@ -61,8 +61,7 @@ class SglangEngine:
         home = str(Path.home())
         info = await readiness.server_info(url)
         proved = effective.proof(at_home(spec.engine.args, home), spec.engine.env, info, log.whole(log_path))
-        python = "" if spec.engine.container.image else shutil.which(under_home(spec.engine.python, home))
-        installed = await asyncio.to_thread(versions.installed, Path(python)) if python else {}
+        installed = await _installed(spec, home)
         return replace(proved, versions={**installed, **proved.versions})
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
@@ -118,6 +117,15 @@ def _serve(python: str, version: Release | None) -> tuple[str, ...]:
         told = f"there is no program {program}, which `sglang serve` needs"
         raise ConfigError(told, "write entry: launch_server, or install SGLang there")
     return (str(program), "serve")
+
+
+async def _installed(spec: TrialSpec, home: str) -> dict[str, str]:
+    """What is beside the server's Python; of a container, which image it is."""
+    if image := spec.engine.container.image:
+        found = await image_id(spec.engine.container.runtime, image, os.environ)
+        return {"image": found} if found else {}
+    python = shutil.which(under_home(spec.engine.python, home))
+    return await asyncio.to_thread(versions.installed, Path(python)) if python else {}
 
 
 def _version_of(python: str) -> Release | None:

@@ -5,6 +5,7 @@ Sources: capabilities(7), CAP_SYS_RESOURCE is bit 24; getrlimit(2).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
@@ -42,6 +43,20 @@ def find_runtime(asked: str, env: Mapping[str, str]) -> Runtime:
             return _runtime(kind, program)
     named = f"`{asked}`" if asked else "neither docker nor podman"
     raise ConfigError(f"engine.container: {named} is {'not ' if asked else ''}on this host", "install it, or write engine.python instead")
+
+
+async def image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
+    """The id of the image that a name stands for now on this host: a tag is moved, an id is not. Empty when it cannot be had."""
+    words = (find_runtime(asked, env).program, "image", "inspect", "--format", "{{.Id}}", image)
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*words, stdin=nothing, stdout=pipe, stderr=nothing, env=client_environment(env))
+    try:
+        said, _ = await process.communicate()
+    except asyncio.CancelledError:  # it took longer than a proof may
+        process.kill()
+        await process.wait()
+        raise
+    return said.decode(errors="replace").strip().removeprefix("sha256:") if process.returncode == 0 else ""
 
 
 def _runtime(kind: str, program: str) -> Runtime:
