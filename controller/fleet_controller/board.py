@@ -20,6 +20,7 @@ class JobOnBoard:
     def __init__(self, row: JobRow, trials: Iterable[Trial]) -> None:
         self.row = row
         self.trials: dict[str, Trial] = {}
+        self.progress: dict[str, str] = {}  # of the trials that are launching
         self.trials_over = 0
         self._left_s: float | None = None
         for trial in trials:
@@ -27,6 +28,8 @@ class JobOnBoard:
 
     def put(self, trial: Trial) -> None:
         """A trial as it is now."""
+        if trial.newest is None or trial.newest.phase is not Phase.LAUNCHING:
+            self.progress.pop(trial.spec.trial_id, None)
         before = self.trials.get(trial.spec.trial_id)
         self.trials[trial.spec.trial_id] = trial
         was_over = before is not None and is_over(before, self.row.cancelled)
@@ -71,12 +74,14 @@ class Board:
         self.jobs[row.job_id] = JobOnBoard(row, trials)
         self.tell()
 
-    def change(self, trial_id: str, attempt: Attempt) -> Trial | None:
-        """Put an attempt in its place; the trial after it, None when it is of no job here."""
+    def change(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
+        """Put an attempt in its place; the trial after it, None when it is of no job here. `progress`: what its launch tells."""
         job = self.job_of(trial_id)
         if job is None:
             return None
         trial = job.trials[trial_id].changed(attempt)
+        if progress:
+            job.progress[trial_id] = progress
         job.put(trial)
         self.tell()
         return trial
@@ -153,7 +158,8 @@ def detail(row: JobRow, trials: Iterable[Trial]) -> JobDetail:
 
 def look(job: JobOnBoard, seen: dict[str, Trial]) -> JobChange:
     """The job now, with the trials that differ from what was `seen`, which is brought up to date."""
-    changed = tuple(status(trial) for trial_id, trial in job.trials.items() if seen.get(trial_id) is not trial)
+    news = ((trial_id, status(trial)) for trial_id, trial in job.trials.items() if seen.get(trial_id) is not trial)
+    changed = tuple(replace(now, progress=job.progress.get(trial_id, "")) for trial_id, now in news)
     seen.update(job.trials)
     return JobChange(job.summary, changed, job.left_s)
 

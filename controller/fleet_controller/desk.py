@@ -11,7 +11,7 @@ from typing import TypeVar
 from fleet_controller.board import Board, JobOnBoard
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.events import Event
+from fleet_protos.events import Event, ServerProgressed
 from fleet_protos.exposition import RunSeries
 from fleet_protos.trial import Artifact
 
@@ -59,7 +59,7 @@ class Desk:
     async def record(self, agent_id: str, host: str, event: Event) -> Trial | None:
         """An event that an agent told; the trial after it, None when nothing new came of it."""
         attempt = await self.ask(partial(self._store.record, agent_id, host, event))
-        return None if attempt is None else self._changed(event.trial_id, attempt)
+        return None if attempt is None else self._changed(event.trial_id, attempt, _progress(event))
 
     async def last_sequence(self, agent_id: str) -> int:
         """Up to here that agent's events are stored."""
@@ -81,9 +81,16 @@ class Desk:
         """Let the store's thread end."""
         self._disk.shutdown()
 
-    def _changed(self, trial_id: str, attempt: Attempt) -> Trial | None:
+    def _changed(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
         self._show(trial_id, attempt)
-        return self.board.change(trial_id, attempt)
+        return self.board.change(trial_id, attempt, progress)
 
     def _show(self, trial_id: str, attempt: Attempt) -> None:
         self.series.trial(f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None)
+
+
+def _progress(event: Event) -> str:
+    """`load_weight 61/163`, empty for any other event."""
+    if not isinstance(event.body, ServerProgressed):
+        return ""
+    return f"{event.body.phase} {event.body.done}/{event.body.total}" if event.body.total else event.body.phase

@@ -144,7 +144,18 @@ async def test_a_trial_that_the_agent_will_never_take_fails_with_its_reason(tmp_
         assert detail.job.state == "failed"
         assert (detail.trials[0].failure_class, detail.trials[0].kind) == ("refused_by_agent", ErrorKind.CONFIG)
         assert "not now" in detail.trials[0].message
-        assert [trial.outcome for trial in detail.trials[1:]] == [Outcome.OK] * 3
+
+
+async def test_a_variant_that_failed_for_good_is_not_launched_in_later_blocks(tmp_path: Path, agent: FakeAgent) -> None:
+    agent.refusals = [grpc.StatusCode.INVALID_ARGUMENT]
+    async with controller(tmp_path, agent) as fleet:
+        detail = await done(fleet, await fleet.submit(JOB, "job.yaml"))
+        first, *later = detail.trials
+        (closed,) = (trial for trial in later if trial.variant == first.variant)
+        assert {trial.outcome for trial in later if trial is not closed} == {Outcome.OK}
+        assert (closed.outcome, closed.kind, closed.failure_class, closed.attempt) == (first.outcome, first.kind, first.failure_class, 1)
+        assert closed.message.startswith(f"not launched again: {first.trial_id} of block 1 failed, ")
+        assert closed.trial_id not in [spec.trial_id for spec in agent.started]
 
 
 @pytest.mark.parametrize(("kind", "attempts"), [(ErrorKind.LOAD_FAILED, 2), (ErrorKind.SERVER_OOM, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.board import JobOnBoard, look, summary
+from fleet_controller.board import Board, JobOnBoard, look, summary
 from fleet_controller.core.schedule import left_s
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.store.store import JobRow
@@ -47,3 +47,15 @@ def test_a_look_shows_all_trials_first_and_then_those_that_changed() -> None:
     assert look(job, seen).trials == ()
     job.put(job.trials["b"].changed(Attempt(1, phase=Phase.MEASURING)))
     assert [(status.trial_id, status.phase) for status in look(job, seen).trials] == [("b", Phase.MEASURING)]
+
+
+def test_how_far_a_launch_has_come_is_shown_until_the_launch_is_over() -> None:
+    board = Board()
+    board.put(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
+    job, seen = board.jobs["j"], dict[str, Trial]()
+    look(job, seen)
+    board.change("b", Attempt(1, phase=Phase.LAUNCHING))
+    board.change("b", Attempt(1, phase=Phase.LAUNCHING, agent_id="a"), "load_weight 61/163")
+    assert [(status.trial_id, status.progress) for status in look(job, seen).trials] == [("b", "load_weight 61/163")]
+    board.change("b", Attempt(1, phase=Phase.WARMING))
+    assert [(status.trial_id, status.progress) for status in look(job, seen).trials] == [("b", "")]

@@ -27,6 +27,14 @@ def test_each_phase_is_told_once() -> None:
     assert lines(seen(measuring), measuring) == []
 
 
+def test_each_step_of_a_launch_is_told_once() -> None:
+    loading = replace(TRIAL, progress="load_weight 61/163")
+    assert lines(seen(TRIAL), loading) == ["demo-1a2b3c-b1-v2 (nccl=tuned): launching: load_weight 61/163"]
+    assert lines(seen(loading), loading) == []
+    progress, _ = advance(Progress(), JobChange(JOB, (loading,)), {})
+    assert "launching: load_weight 61/163" in display(progress)[1]
+
+
 def test_queued_trials_are_not_told() -> None:
     assert lines(Progress(), replace(TRIAL, phase=Phase.QUEUED)) == []
 

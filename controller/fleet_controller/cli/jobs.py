@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from fleet_controller.cli.connect import connected, controller_address
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.places import places
+from fleet_controller.report.causes import cause_lines, of_each_class
 from fleet_controller.report.jobs import hosts_json, hosts_table, job_heading, jobs_json, jobs_table, show_json, trials_table
 from fleet_controller.report.screen import table_text
 from fleet_controller.report.values import Controller, JobSummary
@@ -52,6 +53,9 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
         return
     console.lines([job_heading(detail.job), ""])
     console.text(table_text(trials_table(detail.trials), console.width, console.colour))
+    for trial in of_each_class(detail.trials):
+        cause = cause_lines((await controller.trial(trial.trial_id, trial.attempt, False)).events)
+        console.lines(["", f"{trial.failure_class}, first in {trial.trial_id}:", *(f"  {line}" for line in cause)] if cause else [])
 
 
 async def _hosts(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:

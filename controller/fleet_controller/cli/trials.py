@@ -7,6 +7,7 @@ import asyncio
 
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
+from fleet_controller.report.causes import cause_lines
 from fleet_controller.report.repro import repro_script
 from fleet_controller.report.values import TrialDetail
 from fleet_protos.errors import ConfigError, ExitCode
@@ -25,6 +26,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         message = f"trial {status.trial_id}, attempt {status.attempt}: no server log is there (phase {status.phase.name.lower()})"
         raise ConfigError(message, "an external server has none; that of a trial in its launch comes soon")
     console.text(detail.server_log if detail.server_log.endswith("\n") else f"{detail.server_log}\n")
+    console.tell(*cause_lines(detail.events))
     return ExitCode.DONE
 
 

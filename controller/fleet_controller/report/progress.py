@@ -57,8 +57,8 @@ def _lines(seen: Progress, now: TrialStatus, run: RunResult | None, job: JobSumm
     is_new = before is None or before.attempt != now.attempt
     if now.phase == Phase.OVER and (is_new or before is None or before.phase != Phase.OVER):
         yield f"{name}: {ending_text(now)}"
-    elif now.phase > Phase.QUEUED and (is_new or before is None or before.phase != now.phase):
-        yield f"{name}: {now.phase.name.lower()}"
+    elif now.phase > Phase.QUEUED and (is_new or before is None or (before.phase, before.progress) != (now.phase, now.progress)):
+        yield f"{name}: {_place(now)}"
 
 
 def run_text(run: RunResult, job: JobSummary) -> str:
@@ -98,4 +98,9 @@ def engine_mark(job: JobSummary) -> str:
 def _running(trial: TrialStatus) -> str:
     runs = f", {trial.runs} run{'' if trial.runs == 1 else 's'}" if trial.runs else ""
     attempt = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
-    return f"  {trial.host or '-'}  {trial.phase.name.lower():<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
+    return f"  {trial.host or '-'}  {_place(trial):<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
+
+
+def _place(trial: TrialStatus) -> str:
+    """`measuring`, or `launching: load_weight 61/163`."""
+    return trial.phase.name.lower() + (f": {trial.progress}" if trial.progress else "")

@@ -32,7 +32,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class TrialStatus:
-    """One trial in its newest attempt; `runs` are those finished in it."""
+    """One trial in its newest attempt; `runs` are those finished in it, `progress` is how far its launch has come."""
 
     trial_id: str = ""
     variant: str = ""
@@ -45,6 +45,7 @@ class TrialStatus:
     failure_class: str = ""
     message: str = ""
     runs: int = 0
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)

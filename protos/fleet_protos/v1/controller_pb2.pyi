@@ -77,6 +77,7 @@ class TrialStatus(_message.Message):
     FAILURE_CLASS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     variant: _builtins.str
     host: _builtins.str
@@ -89,6 +90,8 @@ class TrialStatus(_message.Message):
     message: _builtins.str
     runs: _builtins.int
     """finished in this attempt"""
+    progress: _builtins.str
+    """of a launch: its phase, and n/m where that counts; empty = none is told"""
     def __init__(
         self,
         *,
@@ -103,10 +106,11 @@ class TrialStatus(_message.Message):
         failure_class: _builtins.str = ...,
         message: _builtins.str = ...,
         runs: _builtins.int = ...,
+        progress: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "failure_class", b"failure_class", "host", b"host", "kind", b"kind", "message", b"message", "outcome", b"outcome", "phase", b"phase", "runs", b"runs", "trial_id", b"trial_id", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "failure_class", b"failure_class", "host", b"host", "kind", b"kind", "message", b"message", "outcome", b"outcome", "phase", b"phase", "progress", b"progress", "runs", b"runs", "trial_id", b"trial_id", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

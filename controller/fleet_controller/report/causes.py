@@ -1,0 +1,36 @@
+"""Owns the words about why a server failed: the line of its log that tells, whose it is, and what to do. Fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fleet_controller.report.values import TrialStatus
+from fleet_knowledge.failures import FAILURES
+from fleet_protos.events import Event, ServerFailed
+from fleet_protos.trial import Outcome
+
+_CLASSES_SHOWN = 8
+
+
+def of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...]:
+    """The first trial that failed in each way, at most eight."""
+    first: dict[str, TrialStatus] = {}
+    for trial in trials:
+        if trial.outcome is Outcome.FAILED and trial.attempt and trial.failure_class:
+            first.setdefault(trial.failure_class, trial)
+    return tuple(first.values())[:_CLASSES_SHOWN]
+
+
+def cause_lines(events: Sequence[Event]) -> list[str]:
+    """`cause (TP1): …`, `hint: …`, `do not: …`, as far as the last failure of the trial's server tells them."""
+    failed = next((event.body for event in reversed(events) if isinstance(event.body, ServerFailed)), None)
+    if failed is None:
+        return []
+    known = FAILURES.get(failed.failure_class)
+    rank = f" ({failed.rank})" if failed.rank else ""
+    found = {
+        f"cause{rank}": failed.cause_line,
+        "hint": failed.hint or (known.hint if known else ""),
+        "do not": known.avoid if known else "",
+    }
+    return [f"{name}: {text}" for name, text in found.items() if text]
