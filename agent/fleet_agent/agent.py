@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -71,6 +71,7 @@ class Agent:
         await end_earlier(self._load_folder)
         async with asyncio.TaskGroup() as self._tasks:
             self._restore()
+            self._tasks.create_task(self._tools.host.watch_aside(stopping))
             await stopping.wait()
             for runner in list(self._runners.values()):
                 await runner.interrupt("the agent was stopped while the trial ran")
@@ -120,6 +121,8 @@ class Agent:
         pool = self._pools.get(spec.engine.kind)
         if pool is None:
             return ()
+        host = self._tools.host
+        pool = replace(pool, aside=host.aside if host.uses_gpus(spec.engine.kind) else {})
         self._pools[spec.engine.kind], gpus = take(pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
         return gpus
 

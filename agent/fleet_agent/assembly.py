@@ -11,10 +11,13 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
-from fleet_agent import telemetry
 from fleet_agent.agent import Agent, Pools
 from fleet_agent.core.allocation import Pool
 from fleet_agent.engines.catalogue import ENGINES
+from fleet_agent.host.gpus import RecordedGpus
+from fleet_agent.host.nvml import NvmlGpus
+from fleet_agent.host.sysfs import host_name
+from fleet_agent.host.view import HostView
 from fleet_agent.journal import Journal
 from fleet_agent.launching import Tools
 from fleet_agent.load.process import LoadProcess
@@ -50,15 +53,19 @@ async def assemble(options: argparse.Namespace) -> Parts:
     """Build everything. Raises ConfigError for bad flags, Conflict when the state folder or the address is in use."""
     state: Path = options.state.absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)
-    host = options.host_name or telemetry.host_name()
-    gpus = options.gpus if options.gpus >= 0 else telemetry.gpu_count()
+    host = options.host_name or host_name()
     journal = Journal.open(state / "journal")
-    fingerprint = await asyncio.to_thread(telemetry.fingerprint)
-    tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, fingerprint)
+    view = HostView(RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus(), state, options.memory_back)
+    gpus = options.gpus if options.gpus >= 0 else await view.gpu_count()
+    tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, view)
     pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(options.simulated_gpus))))
     agent = Agent(state, journal, tools, pools, AgentMetrics(host, options.metrics_port))
     about = agent_pb2.DescribeResponse(
-        host=host, gpus=gpus, simulated_gpus=options.simulated_gpus, labels=_labels(options.label), fingerprint=fingerprint
+        host=host,
+        gpus=gpus,
+        simulated_gpus=options.simulated_gpus,
+        labels=_labels(options.label),
+        fingerprint=await view.fingerprint(),
     )
     server = aio.server(options=_OPTIONS)
     agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about), server)

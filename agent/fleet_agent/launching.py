@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fleet_agent import evidence
 from fleet_agent.core.witness import with_nccl_log
 from fleet_agent.engines.engine import Engine, Place
+from fleet_agent.findings import refusal
 from fleet_agent.guard import Guard
+from fleet_agent.host.view import HostView
 from fleet_agent.listening import stranger_at
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.ports import Ports
+from fleet_agent.preflight import preflight
 from fleet_agent.secrets import Secrets
 from fleet_agent.starting import clear_up, prepare, secrets_of
 from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
@@ -34,12 +37,12 @@ class Tools:
     load: LoadProcess
     ports: Ports
     engines: Mapping[EngineKind, Engine]
-    fingerprint: Mapping[str, str]
+    host: HostView = field(default_factory=HostView)
 
 
 @dataclass(slots=True)
 class Launch:
-    """One launch of the trial's server. `session` and `guard` are None until a process exists."""
+    """One launch of the trial's server. `session` and `guard` are None until a process exists; `used_mib` is of its GPUs before it."""
 
     place: Place
     log: Path
@@ -48,6 +51,7 @@ class Launch:
     process: ServerProcess | None = None
     session: RecordedSession | None = None
     guard: Guard | None = None
+    used_mib: Mapping[int, int] = field(default_factory=dict)
 
 
 class TrialServer:
@@ -95,6 +99,9 @@ class TrialServer:
         now.place.folder.mkdir(parents=True, exist_ok=True)
         command = self._engine.command(with_nccl_log(self._spec, witness=witness), now.place)
         self.secrets = await asyncio.to_thread(secrets_of, command.env)
+        if refused := refusal(await preflight(self._spec, now.place, self._tools.host)):
+            return refused
+        now.used_mib = await self._tools.host.baseline(self._spec.engine.kind, now.place.gpus)
         announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus, witness))
         now.began_s = time.monotonic()
         now.process = await self._tools.supervisor.launch(prepare(command, self.secrets), now.log)
@@ -179,7 +186,7 @@ class TrialServer:
             return self._failed(error)
         except TimeoutError:
             return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self.url} did not show its configuration in time")
-        return replace(proof, fingerprint=dict(self._tools.fingerprint), witness=self._now.witness)
+        return replace(proof, fingerprint=await self._tools.host.fingerprint(), witness=self._now.witness)
 
     def _failed(self, error: ServerFailed) -> ev.ServerFailed:
         return ev.ServerFailed(
@@ -202,7 +209,8 @@ class TrialServer:
         session = now.session or await asyncio.to_thread(self._tools.supervisor.find_by_token, now.place.token)
         stopped = await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s) if session else ev.ServerStopped()
         now.session = session if stopped.left_over else None
-        return await clear_up(stopped, self._spec.engine, now.place, self.secrets)
+        ended = await clear_up(stopped, self._spec.engine, now.place, self.secrets)
+        return replace(ended, left_over=(*ended.left_over, *await self._tools.host.settle(now.used_mib)))
 
     def adopt(self, launched: ev.ServerLaunched) -> None:
         """Take over the server that an earlier agent process recorded, only to end it."""

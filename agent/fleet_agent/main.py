@@ -28,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--host-name", default="", help="name of this host in jobs and results (default: its own)")
     parse.add_argument("--gpus", type=int, default=-1, help="GPUs that trials may use (default: all that the driver shows)")
     parse.add_argument("--simulated-gpus", type=int, default=8, help="GPUs that simulated servers may claim (default: 8)")
+    parse.add_argument("--recorded-gpus", type=Path, default=None, metavar="FILE", help="take the GPUs from this JSON, not from the driver")
+    parse.add_argument("--memory-back", type=float, default=30.0, metavar="SECONDS", help="time for GPU memory to be free (default: 30)")
     parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
     parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
     parse.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on 127.0.0.1 (default: none)")
@@ -35,16 +37,31 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
+    """Run until SIGTERM or SIGINT, or `check` the host. Returns a process exit code; no traceback for a user's mistake."""
+    if sys.argv[1:2] == ["check"]:
+        return _check(sys.argv[2:])
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         _need_the_extra()
         asyncio.run(_serve(options))
     except FleetError as error:
-        print(f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
-        return error.exit_code
+        return _tell(error)
     return ExitCode.DONE
+
+
+def _check(words: list[str]) -> int:
+    from fleet_agent.check import check
+
+    try:
+        return check(words)
+    except FleetError as error:
+        return _tell(error)
+
+
+def _tell(error: FleetError) -> int:
+    print(f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
+    return error.exit_code
 
 
 def _need_the_extra() -> None:

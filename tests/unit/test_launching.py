@@ -44,6 +44,6 @@ class SlowAtFirst:
 async def test_one_look_that_takes_too_long_is_not_the_end_of_the_waiting(tmp_path: Path) -> None:
     engine = SlowAtFirst()
     spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, "m", url="http://here", ready_timeout_s=60.0))
-    tools = Tools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine}, {})
+    tools = Tools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine})
     told = await TrialServer(spec, tools, (), tmp_path).await_ready(time.monotonic() + 60.0)
     assert (type(told), engine.looks) == (ev.ServerReady, 2)

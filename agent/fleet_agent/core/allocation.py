@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from fleet_protos.errors import Conflict
 
@@ -22,12 +23,13 @@ class Pool:
 
     gpus: tuple[int, ...] = ()
     allocations: tuple[Allocation, ...] = ()
+    aside: Mapping[int, str] = field(default_factory=dict)  # GPU → why it gets no trial until that is over
 
     @property
     def free(self) -> tuple[int, ...]:
-        """GPU indices that no trial holds, ascending."""
+        """GPU indices that no trial holds and that are not set aside, ascending."""
         taken = {gpu for allocation in self.allocations for gpu in allocation.gpus}
-        return tuple(gpu for gpu in sorted(self.gpus) if gpu not in taken)
+        return tuple(gpu for gpu in sorted(self.gpus) if gpu not in taken and gpu not in self.aside)
 
     def of(self, trial: str) -> Allocation | None:
         """What the trial holds, if anything."""
@@ -47,8 +49,7 @@ def take(pool: Pool, trial: str, gpus: int) -> tuple[Pool, tuple[int, ...]]:
     if gpus > len(pool.gpus):
         raise Conflict(f"trial {trial} needs {gpus} GPUs, this host has {len(pool.gpus)}", "lower engine.gpus or choose another host")
     if gpus > len(pool.free):
-        holders = ", ".join(f"{allocation.trial} has {list(allocation.gpus)}" for allocation in pool.allocations if allocation.gpus)
-        raise Conflict(f"trial {trial} needs {gpus} GPUs, {len(pool.free)} are free; {holders}", "wait until a trial is over")
+        raise Conflict(f"trial {trial} needs {gpus} GPUs, {len(pool.free)} are free; {_why(pool)}", "wait until a trial is over")
     chosen = _choose(pool.free, gpus)
     return replace(pool, allocations=(*pool.allocations, Allocation(trial, chosen))), chosen
 
@@ -71,6 +72,13 @@ def promise_port(pool: Pool, trial: str, port: int) -> Pool:
 def release(pool: Pool, trial: str) -> Pool:
     """Take back what the trial holds; harmless when it holds nothing."""
     return replace(pool, allocations=tuple(allocation for allocation in pool.allocations if allocation.trial != trial))
+
+
+def _why(pool: Pool) -> str:
+    """Who has the others, and which are set aside for what."""
+    holders = [f"{allocation.trial} has {list(allocation.gpus)}" for allocation in pool.allocations if allocation.gpus]
+    reasons = dict.fromkeys(reason for gpu, reason in sorted(pool.aside.items()) if gpu in pool.gpus)
+    return ", ".join((*holders, *(f"set aside: {reason}" for reason in reasons)))
 
 
 def _choose(free: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -224,7 +224,7 @@ def _stopped(trial: Trial, body: Body, at_s: float) -> Step:
     gone = replace(trial, server=Server.GONE)
     if body.left_over:
         before = f"; before that: {trial.ending.message}" if trial.ending and trial.ending.message else ""
-        message = f"processes of the server are left: {', '.join(body.left_over)}{before}"
+        message = f"the server left behind: {', '.join(body.left_over)}{before}"
         gone = _fail(gone, ErrorKind.SERVER_UNHEALTHY, "left_over_processes", message)
     return _close(gone)
 

@@ -1,0 +1,51 @@
+"""Owns `fleet-agent check`: what preflight finds on this host without a trial, and its fingerprint. Starts and changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet_agent.findings import ERROR, Finding
+from fleet_agent.host.fingerprint import read_fingerprint
+from fleet_agent.host.gpus import Gpus, RecordedGpus
+from fleet_agent.host.nvml import NvmlGpus
+from fleet_agent.host.view import HostView
+from fleet_agent.preflight import check_clock, check_disk, check_gpus, check_shm
+from fleet_protos.errors import ExitCode
+
+
+def check(words: Sequence[str]) -> int:
+    """Print the findings for this host; 1 when one is an error. Raises ConfigError for a recording that is none."""
+    options = _parser().parse_args(words)
+    gpus: Gpus = RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus()
+    found = host_findings(HostView(gpus, options.state))
+    facts = read_fingerprint(gpus, gpus.topology_text()).facts()
+    if options.json:
+        _say(json.dumps({"findings": [finding.to_json() for finding in found], "fingerprint": facts}, indent=2))
+    else:
+        for finding in found:
+            _say(str(finding))
+        _say("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    return ExitCode.ANSWER_IS_BAD if any(finding.severity == ERROR for finding in found) else ExitCode.DONE
+
+
+def host_findings(host: HostView) -> tuple[Finding, ...]:
+    """What concerns any trial here, on all GPUs at once. Blocking."""
+    reading = host.gpus.read()
+    indices = [gpu.index for gpu in reading.gpus]
+    gpus = check_gpus(reading, indices) if indices or reading.fault else []
+    return (*check_disk(host.state), *gpus, *check_shm(len(indices)), *check_clock(host))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(prog="fleet-agent check", description="Findings about this host, and its fingerprint.")
+    parse.add_argument("--state", type=Path, default=Path("/tmp"), help="folder whose room is looked at (default: /tmp)")
+    parse.add_argument("--recorded-gpus", type=Path, default=None, metavar="FILE", help="take the GPUs from this JSON, not from the driver")
+    parse.add_argument("--json", action="store_true", help="as JSON")
+    return parse
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201 - its output

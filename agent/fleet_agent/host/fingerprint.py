@@ -1,0 +1,60 @@
+"""Owns the fingerprint of this host: what identifies its conditions, apart from what changes while it is used. Judges no difference.
+
+The identity is a digest over the stable facts alone, so two readings of an unchanged host agree; temperature, clocks, used memory and an
+idle GPU's PCIe generation are recorded beside it and never enter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet_agent.host import sysfs
+from fleet_agent.host.gpus import Gpus
+from fleet_knowledge.host.compare import slowest
+from fleet_knowledge.host.gpu import stable, volatile
+from fleet_knowledge.host.topology import read_topology
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Facts by name. `stable` makes the identity; `volatile` is what held at the moment of the reading."""
+
+    stable: Mapping[str, str]
+    volatile: Mapping[str, str]
+
+    @property
+    def identity(self) -> str:
+        """16 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(dict(self.stable), sort_keys=True).encode()).hexdigest()[:16]
+
+    def facts(self) -> dict[str, str]:
+        """As an event carries it: stable names as they are, volatile ones as `now.NAME`, and `identity`."""
+        return {"identity": self.identity} | dict(self.stable) | {f"now.{name}": value for name, value in self.volatile.items()}
+
+
+def read_fingerprint(gpus: Gpus, topology_text: str = "", root: Path = Path("/")) -> Fingerprint:
+    """Of this host, now. Blocking: files of the kernel and NVML."""
+    reading = gpus.read()
+    facts = sysfs.kernel_facts(root) | {"python": platform.python_version()} | stable(reading.gpus) | _topology(topology_text)
+    if reading.gpus:
+        facts |= {"gpus": str(len(reading.gpus))} | {f"least_{name}": str(value) for name, value in slowest(reading.gpus).items()}
+    if reading.fault:
+        facts["gpu_fault"] = reading.fault
+    return Fingerprint(facts, volatile(reading.gpus) | _load(root))
+
+
+def _topology(text: str) -> dict[str, str]:
+    found = read_topology(text)
+    if not found.gpus:
+        return {}
+    return {"topology": found.kind, "topology_digest": found.digest, "topology_numa": " ".join(map(str, found.numa.values()))}
+
+
+def _load(root: Path) -> dict[str, str]:
+    average = sysfs.text(root / "proc/loadavg").split(" ")[0]
+    return {"load_average": average} if average else {}

@@ -1,0 +1,80 @@
+"""Owns the memory of GPUs before a launch and after it: what is used, when it is back, who holds what is not. Ends no process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet_agent.host.gpus import Gpus, Reading
+from fleet_agent.processes import read_stat
+from fleet_knowledge.host.gpu import GpuProcess
+from fleet_knowledge.host.leftovers import Holder
+
+TOLERANCE_MIB = 512  # what a driver keeps for itself after a context differs by this much
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A GPU whose memory did not come back: `mib` more than before the launch, and the processes that are listed on it."""
+
+    gpu: int
+    mib: int
+    holders: tuple[Holder, ...] = ()
+
+    def __str__(self) -> str:
+        by = ", ".join(map(str, self.holders)) or "no process that is listed (another container, or a driver that has not cleaned up)"
+        return f"GPU{self.gpu} still holds {self.mib / 1024:.1f} GiB more than before the launch: {by}"
+
+
+def holder(process: GpuProcess) -> Holder:
+    """Whose a process on a GPU is, by what this host tells of it."""
+    stat = read_stat(process.pid)
+    if stat is None or not process.visible:
+        return Holder(process, "unseen" if not process.visible else "unknown")
+    return Holder(process, "orphan" if stat.parent == 1 and _is_server(process.name) else "foreign", _owner(process.pid))
+
+
+def used(reading: Reading, indices: Sequence[int]) -> dict[int, int]:
+    """GPU → MiB that are in use; a GPU that does not tell is left out."""
+    return {gpu.index: gpu.memory_used_mib for gpu in reading.of(tuple(indices)) if gpu.memory_used_mib is not None}
+
+
+def held(reading: Reading, baseline: Mapping[int, int], tolerance_mib: int = TOLERANCE_MIB) -> tuple[Held, ...]:
+    """GPUs that use more than at their baseline."""
+    now = used(reading, tuple(baseline))
+    over = {gpu: now[gpu] - before for gpu, before in baseline.items() if gpu in now and now[gpu] > before + tolerance_mib}
+    return tuple(Held(gpu, mib, tuple(holder(process) for process in reading.processes if process.gpu == gpu)) for gpu, mib in over.items())
+
+
+async def until_back(gpus: Gpus, baseline: Mapping[int, int], limit_s: float) -> tuple[Held, ...]:
+    """Wait until every GPU is back at its baseline, at most `limit_s`; what is held then, nothing when all is back.
+
+    The kernel frees a dead process's memory a moment after it is gone, and tells nobody.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s, pause_s = loop.time() + limit_s, _FIRST_LOOK_S
+    while left := held(await asyncio.to_thread(gpus.read), baseline):
+        if loop.time() + pause_s > deadline_s:
+            return left
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LAST_LOOK_S)
+    return ()
+
+
+def _is_server(name: str) -> bool:
+    return "sglang" in name or "launch_server" in name or "scheduler" in name
+
+
+def _owner(pid: int) -> str:
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,82 @@
+"""Owns the look at a model folder on disk: whether what a server needs is there and whole. Reads no weight."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_LFS = b"version https://git-lfs"
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
+_NAMED = 3
+
+
+def missing_of(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
+    """What a model at this path lacks, in words; empty when nothing is known to be missing. A dummy model needs no weights."""
+    if not path.exists():
+        return f"{path} is not on this host"
+    if path.is_file():
+        return "" if os.access(path, os.R_OK) else f"{path} may not be read by this user"
+    if not os.access(path, os.R_OK | os.X_OK):
+        return f"{path} may not be read by this user"
+    if is_tokenizer:
+        return "" if any((path / name).is_file() for name in _TOKENIZER) else f"{path} holds no tokeniser"
+    if not _has_configuration(path):
+        return f"{path} holds no config.json"
+    return "" if is_dummy else _missing_weights(path)
+
+
+def _has_configuration(path: Path) -> bool:
+    """Mistral's own form has params.json, a folder of GGUF needs neither."""
+    return any((path / name).is_file() for name in ("config.json", "params.json")) or any(path.glob("*.gguf"))
+
+
+def _missing_weights(path: Path) -> str:
+    indexes = sorted(path.glob("*.index.json"))
+    named = sorted({name for index in indexes for name in _shards(index)})
+    if named:
+        lacking = [name for name in named if not _is_whole(path / name)]
+        more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+        return f"{path} lacks {len(lacking)} of {len(named)} weight files: {', '.join(lacking[:_NAMED])}{more}" if lacking else ""
+    found = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
+    if not found:
+        return f"{path} holds no weights (safetensors, bin, pt, gguf)"
+    broken = [file.name for file in found if not _is_whole(file)]
+    return f"{path}: {', '.join(broken[:_NAMED])} cannot be read or is only a Git LFS pointer" if broken else ""
+
+
+def _shards(index: Path) -> Iterator[str]:
+    try:
+        document = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    weights = document.get("weight_map") if isinstance(document, dict) else None
+    yield from (str(name) for name in (weights or {}).values()) if isinstance(weights, dict) else ()
+
+
+def _is_whole(file: Path) -> bool:
+    """It is there, readable, not empty, no pointer, and as long as its own head says."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(max(8, len(_LFS)))
+            size = os.fstat(opened.fileno()).st_size
+            if not size or head.startswith(_LFS):
+                return False
+            return file.suffix != ".safetensors" or _is_long_enough(head, size, opened.fileno())
+    except OSError:
+        return False
+
+
+def _is_long_enough(head: bytes, size: int, descriptor: int) -> bool:
+    """A safetensors file: eight bytes with the length of a JSON head, the head, then data up to the largest offset in it."""
+    length = int.from_bytes(head[:8], "little")
+    if 8 + length > size or length > 100 << 20:
+        return False
+    try:
+        entries = json.loads(os.pread(descriptor, length, 8))
+        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False
+    return size >= 8 + length + max(ends, default=0)

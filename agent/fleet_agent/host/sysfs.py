@@ -1,0 +1,161 @@
+"""Owns what the kernel tells of a host in /sys and /proc; writes nothing there. What cannot be read is absent.
+
+`root` is another folder in tests only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from pathlib import Path
+
+from fleet_knowledge.host.lscpu import read_lscpu
+
+_ACS = 0x000D  # id of the extended capability Access Control Services, PCIe base specification 5.0, 7.7.8
+_ACS_REDIRECTS = 0x04 | 0x08 | 0x20  # request and completion redirect, egress control: peer-to-peer goes through the root complex
+_BRIDGE = 0x0604
+
+
+def text(path: Path) -> str:
+    """The content of a small file without its ends; empty when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def device(bus_id: str, root: Path) -> Path:
+    """The folder of a PCI device; NVML writes the domain with eight digits, the kernel with four."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return root / "sys/bus/pci/devices" / f"{domain[-4:].rjust(4, '0')}:{rest}"
+
+
+def host_name() -> str:
+    """The host's own name, without a domain."""
+    return socket.gethostname().split(".")[0] or "localhost"
+
+
+def driver_gpus(root: Path = Path("/")) -> int:
+    """NVIDIA GPUs that the kernel driver shows; 0 without the driver."""
+    folder = root / "proc/driver/nvidia/gpus"
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
+    """The NUMA node whose memory is nearest to a PCI device; None when the kernel does not know."""
+    node = text(device(bus_id, root) / "numa_node")
+    return int(node) if node.isdecimal() else None
+
+
+def process_name(pid: int, root: Path = Path("/")) -> str:
+    """Of a visible process: its command, else its short name; empty for one in another PID namespace."""
+    words = text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
+    return words[:200] or text(root / "proc" / str(pid) / "comm")
+
+
+def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
+    """What identifies a host beside its GPUs and stays while it runs."""
+    meminfo = _fields(text(root / "proc/meminfo"))
+    processors = read_lscpu(text(root / "proc/cpuinfo"))
+    facts = {
+        "kernel": text(root / "proc/sys/kernel/osrelease") or platform.release(),
+        "machine": platform.machine(),
+        "cpu_model": processors.cpu_model or "",
+        "sockets": str(processors.sockets or ""),
+        "cpus": str(os.cpu_count() or ""),
+        "numa_nodes": _numa_nodes(root),
+        "memory_total": meminfo.get("MemTotal", ""),
+        "cpu_governor": _governors(root),
+        "hugepages": meminfo.get("HugePages_Total", ""),
+        "transparent_hugepages": _chosen(text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "numa_balancing": text(root / "proc/sys/kernel/numa_balancing"),
+        "iommu": iommu(root),
+        "acs": acs(root),
+        "shm": shm_size(root),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def iommu(root: Path = Path("/")) -> str:
+    """`on`, `passthrough` (on, and devices of the host are not translated) or `off`; empty when /sys cannot be read."""
+    groups = root / "sys/kernel/iommu_groups"
+    if not groups.is_dir():
+        return ""
+    if not any(groups.iterdir()):
+        return "off"
+    return "passthrough" if re.search(r"\biommu(?:\.passthrough)?=(?:pt|1)\b", text(root / "proc/cmdline")) else "on"
+
+
+def acs(root: Path = Path("/")) -> str:
+    """`on` when a PCI bridge redirects peer-to-peer traffic, which slows GPUs without NVLink; `off`; empty when that cannot be read.
+
+    The register lies beyond the first 64 bytes of a device's configuration, which only root may read.
+    """
+    redirecting = [value for bridge in _bridges(root) if (value := _acs_control(bridge)) is not None]
+    if not redirecting:
+        return ""
+    return "on" if any(value & _ACS_REDIRECTS for value in redirecting) else "off"
+
+
+def shm_size(root: Path = Path("/")) -> str:
+    """Size of /dev/shm, through which NCCL and SGLang's ranks talk: `64 MiB` is a container's default."""
+    total = shm_bytes(root)
+    return f"{total >> 20} MiB" if total else ""
+
+
+def shm_bytes(root: Path = Path("/")) -> int:
+    """0 when it is not there."""
+    try:
+        status = os.statvfs(root / "dev/shm")
+    except OSError:
+        return 0
+    return status.f_blocks * status.f_frsize
+
+
+def _fields(table: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in table.split("\n"))
+    return {name.strip(): " ".join(value.split()) for name, _, value in pairs}
+
+
+def _chosen(words: str) -> str:
+    """`madvise` of `always [madvise] never`."""
+    found = re.search(r"\[(\w+)\]", words)
+    return found[1] if found else ""
+
+
+def _governors(root: Path) -> str:
+    """One word when all CPUs have the same."""
+    found = {text(path) for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    return " ".join(sorted(word for word in found if word))
+
+
+def _numa_nodes(root: Path) -> str:
+    """Those that own CPUs."""
+    nodes = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
+    count = sum(bool(text(path)) for path in nodes)
+    return str(count) if count else ""
+
+
+def _bridges(root: Path) -> list[Path]:
+    folder = root / "sys/bus/pci/devices"
+    devices = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in devices if text(path / "class").startswith(f"0x{_BRIDGE:04x}")]
+
+
+def _acs_control(bridge: Path) -> int | None:
+    """The control register of a bridge; None without the capability, or without the right to read so far."""
+    try:
+        config = (bridge / "config").read_bytes()
+    except OSError:
+        return None
+    place = 0x100
+    for _ in range(48):  # a loop in a broken list ends all the same
+        if place < 0x100 or place + 8 > len(config):
+            return None
+        head = int.from_bytes(config[place : place + 4], "little")
+        if head & 0xFFFF == _ACS:
+            return int.from_bytes(config[place + 6 : place + 8], "little")
+        place = head >> 20
+    return None

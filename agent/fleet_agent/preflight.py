@@ -1,0 +1,196 @@
+"""Owns the look at a host before a launch: room, model, GPUs, ports, clock. Starts nothing, and ends no process, whosever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fleet_agent.engines.engine import Place
+from fleet_agent.engines.sglang.arguments import under_home
+from fleet_agent.findings import Finding
+from fleet_agent.host import sysfs
+from fleet_agent.host.clock import is_synchronised
+from fleet_agent.host.gpus import Reading
+from fleet_agent.host.memory import holder
+from fleet_agent.host.models import missing_of
+from fleet_agent.host.view import HostView
+from fleet_agent.secrets import SCHEME
+from fleet_knowledge.failures import FAILURES
+from fleet_knowledge.host import fabric, leftovers
+from fleet_knowledge.host.compare import unequal
+from fleet_knowledge.host.gpu import Gpu
+from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+
+_DISK_LEAST_BYTES, _DISK_LOW_BYTES = 64 << 20, 1 << 30  # a log and the raw runs; below the first a trial cannot be recorded at all
+_SHM_LEAST_BYTES = 1 << 30
+_BUSY_SHARE = 0.10  # of a GPU's memory, in use before anything was launched
+_MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
+_FILE_VARIABLES = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_TUNER_CONFIG_FILE")
+
+
+async def preflight(spec: TrialSpec, place: Place, host: HostView) -> tuple[Finding, ...]:
+    """All that speaks against launching this trial here and now, errors and less. Reads only; an external server has no preflight."""
+    if spec.engine.kind is EngineKind.EXTERNAL:
+        return ()
+    found = [*await asyncio.to_thread(_of_files, spec, host), *_of_ports(spec.engine, place), *check_clock(host)]
+    if host.uses_gpus(spec.engine.kind) and place.gpus:
+        found += check_gpus(await host.read(), place.gpus)
+        found += check_shm(len(place.gpus)) if not spec.engine.container.image else ()
+    return tuple(found)
+
+
+def _of_files(spec: TrialSpec, host: HostView) -> list[Finding]:
+    found = list(check_disk(host.state))
+    if spec.engine.kind is EngineKind.SGLANG:
+        found += (*check_model(spec.engine), *_check_files(spec.engine), *_check_python(spec.engine))
+    return found
+
+
+def check_disk(folder: Path) -> Iterator[Finding]:
+    """Room where journal, logs and raw runs go."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return
+    if free < _DISK_LOW_BYTES:
+        code = "preflight_disk" if free < _DISK_LEAST_BYTES else "disk_low"
+        yield Finding(code, f"{free >> 20} MiB are free in {folder}", "make room there, or start the agent with another --state")
+
+
+def check_model(engine: EngineSpec) -> Iterator[Finding]:
+    """Model, draft and tokeniser where they are paths; a hub name is looked up by the server."""
+    named = [("model.path", engine.model_path), *((f"engine.args.{name}", engine.args.get(name)) for name in _MODEL_ARGUMENTS)]
+    for key, value in named:
+        path = _path_on_host(engine, value)
+        if path is None:
+            continue
+        missing = missing_of(path, is_tokenizer=key.endswith("tokenizer_path"), is_dummy=engine.args.get("load_format") == "dummy")
+        if missing:
+            code = "preflight_model_incomplete" if path.exists() else "preflight_model_missing"
+            yield Finding(code, f"{key}: {missing}", f"correct {key}, or put the model there on this host")
+
+
+def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
+    """The path that a value means on this host; None for a hub name. Inside a container a mount may lie over it."""
+    text = under_home(value, str(Path.home()))
+    if not isinstance(text, str) or not text.startswith(("/", "./", "../")):
+        return None
+    if engine.container.image:
+        for inside, outside in sorted(engine.container.mounts.items(), key=lambda mount: -len(mount[0])):
+            if text == inside or text.startswith(inside.rstrip("/") + "/"):
+                source = under_home(outside.removesuffix(":ro"), str(Path.home()))
+                return Path(source + text[len(inside.rstrip("/")) :])
+    return Path(text)
+
+
+def _check_files(engine: EngineSpec) -> Iterator[Finding]:
+    """Files that variables name. NCCL goes on without one that it cannot read, and says so only in its log."""
+    if engine.container.image:
+        return
+    for name in _FILE_VARIABLES:
+        value = engine.env.get(name, "")
+        if value and not value.startswith(SCHEME) and not Path(value).is_file():
+            told = f"engine.env.{name}: {value} is not on this host"
+            yield Finding("preflight_file_missing", told, "put the file there or remove the variable: NCCL would run without it")
+
+
+def _check_python(engine: EngineSpec) -> Iterator[Finding]:
+    if engine.container.image or not engine.python:
+        return
+    program = under_home(engine.python, str(Path.home()))
+    if shutil.which(program) is None:
+        told = f"engine.python: {program} is not on this host or may not be executed"
+        yield Finding("preflight_python_missing", told, "name the Python of a virtual environment with SGLang on the host")
+
+
+def _of_ports(engine: EngineSpec, place: Place) -> Iterator[Finding]:
+    if place.port and not is_free("127.0.0.1", place.port):
+        yield Finding("port_in_use", f"port {place.port} of 127.0.0.1 is taken", "it was free a moment ago: try again")
+    for key, value in _dist_ports(engine):
+        port = str(value).rpartition(":")[2]
+        if port.isdecimal() and 0 < int(port) < 65536 and not is_free("", int(port)):
+            told = f"{key}: port {port} is taken on this host"
+            yield Finding("dist_port_in_use", told, "an earlier server may still hold it (TIME_WAIT ends by itself); choose another")
+
+
+def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
+    """Ports that this host itself will listen on."""
+    if engine.gang.rank == 0 and engine.gang.init_address:
+        yield "rendezvous", engine.gang.init_address
+    for name in ("dist_init_addr", "nccl_port"):
+        if engine.gang.rank == 0 and engine.args.get(name):
+            yield f"engine.args.{name}", engine.args[name]
+
+
+def is_free(address: str, port: int) -> bool:
+    """Nothing listens on the port there, found by binding it as a server would."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def check_gpus(reading: Reading, indices: Sequence[int]) -> list[Finding]:
+    """The driver answers, the chosen GPUs are there and well, their memory is free and nobody else's."""
+    if reading.fault:
+        code = reading.failure_class if reading.failure_class in ("driver_mismatch", "gpu_lost") else "no_gpu"
+        return [Finding(code, reading.fault, FAILURES[code].hint)]
+    gpus = reading.of(tuple(indices))
+    missing = sorted(set(indices) - {gpu.index for gpu in gpus})
+    if missing and reading.gpus:
+        told = f"{', '.join(f'GPU{index}' for index in missing)} not there: the driver shows {len(reading.gpus)} GPUs"
+        return [Finding("gpu_lost", told, FAILURES["gpu_lost"].hint)]
+    return [*_check_health(gpus), *_check_memory(reading, gpus)]
+
+
+def _check_health(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    for gpu in gpus:
+        if gpu.fault:
+            yield Finding("gpu_lost", f"GPU{gpu.index} answers {gpu.fault}", FAILURES["gpu_lost"].hint)
+        if gpu.mig and len(gpus) > 1:
+            yield Finding("mig_on", f"GPU{gpu.index} is in MIG mode", "its slices have no NVLink: `nvidia-smi -i INDEX -mig 0`")
+    if wrong := fabric.message(gpus):
+        yield Finding("fabric_manager_down", wrong, fabric.hint())
+    for warn in unequal(gpus):
+        if warn.code not in ("fabric", "mig"):
+            yield Finding("gpus_unequal", warn.message, warn.hint)
+
+
+def _check_memory(reading: Reading, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    indices = {gpu.index for gpu in gpus}
+    holders = [holder(process) for process in reading.processes if process.gpu in indices]
+    busy = [
+        f"GPU{gpu.index} has {gpu.memory_used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB in use"
+        for gpu in gpus
+        if gpu.memory_mib and gpu.memory_used_mib and gpu.memory_used_mib > _BUSY_SHARE * gpu.memory_mib
+    ]
+    reason = leftovers.unequal_memory(gpus) or "; ".join(busy)
+    listed = ", ".join(map(str, holders))
+    if reason:
+        yield Finding("gpu_busy_leftover", f"{reason}; held by {listed or 'no process that is listed'}", leftovers.hint(holders))
+    elif holders:
+        yield Finding("gpu_shared", f"others use these GPUs: {listed}", "their load disturbs what is measured; ask their owner")
+
+
+def check_shm(gpus: int) -> tuple[Finding, ...]:
+    """Ranks talk through /dev/shm."""
+    size = sysfs.shm_bytes()
+    if gpus < 2 or size >= _SHM_LEAST_BYTES:
+        return ()
+    told = f"/dev/shm has {size >> 20} MiB for {gpus} ranks"
+    return (Finding("shm_small", told, "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there"),)
+
+
+def check_clock(host: HostView) -> Iterator[Finding]:
+    """For the record: durations do not depend on it, dates of events do."""
+    if jump_s := host.clock.jumped_s():
+        told = f"the wall clock was set by {jump_s:+.1f} s since the agent started"
+        yield Finding("clock_jumped", told, "dates of events before and after do not compare; durations do")
+    if is_synchronised() is False:
+        yield Finding("clock_unsynchronised", "the kernel calls its clock unsynchronised", "run chrony or systemd-timesyncd")
