@@ -61,9 +61,10 @@ def gather(folder: Path, root: Path, secrets: Secrets = _NO_SECRETS) -> tuple[Ar
         if log.is_file() and _kept(frozen, log.read_bytes()):  # a copy: the server may still write to its log while it is being fetched
             secrets.mask_file(frozen)
             found.append(artifact(frozen, root))
-    if (folder / "metrics.txt").is_file():
-        secrets.mask_file(folder / "metrics.txt")
-        found.append(artifact(folder / "metrics.txt", root))
+    for kept in (folder / "metrics.txt", *sorted(folder.glob("nccl-*.log"))):  # NCCL's own words, of the measured launch and of the witness
+        if kept.is_file():
+            secrets.mask_file(kept)
+            found.append(artifact(kept, root))
     return tuple(found)
 
 
