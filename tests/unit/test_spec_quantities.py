@@ -1,4 +1,4 @@
-"""Durations, ratios and argument names as people write them."""
+"""Durations and ratios as people write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.load.prompt_sets import SETS
-from fleet_controller.spec.arguments import ALIASES, Spelling, known_arguments, nearest_argument, spell
 from fleet_controller.spec.prompts import BUILTIN_PROMPTS
 from fleet_controller.spec.quantities import read_duration, read_ratio, write_duration, write_ratio
 
@@ -63,28 +62,6 @@ def test_anything_else_is_no_ratio(written: object) -> None:
 def test_a_written_ratio_reads_back(thousandths_of_percent: int) -> None:
     share = thousandths_of_percent / 100_000
     assert read_ratio(write_ratio(share)) == pytest.approx(share, rel=1e-5)
-
-
-@pytest.mark.parametrize("written", ["tp", "--tp", "tp-size", "--tensor-parallel-size", "tensor_parallel_size", "tp_size"])
-def test_all_spellings_of_an_argument_are_one(written: str) -> None:
-    assert spell(written) == Spelling("tp_size", known=True)
-
-
-def test_a_unique_beginning_is_completed_and_an_ambiguous_one_is_not() -> None:
-    assert spell("mem-fraction") == Spelling("mem_fraction_static", known=True, shortened=True)
-    assert spell("speculative_draft_model_p") == Spelling("speculative_draft_model_path", known=True, shortened=True)
-    assert spell("speculative_draft") == Spelling("speculative_draft", known=False)
-
-
-def test_every_alias_leads_to_a_known_argument() -> None:
-    assert [alias for alias, name in ALIASES.items() if name not in known_arguments()] == []
-    assert [alias for alias in ALIASES if alias in known_arguments()] == []
-
-
-def test_a_typing_error_finds_the_argument_that_was_meant() -> None:
-    assert nearest_argument("speculative_num_setps") == "speculative_num_steps"
-    assert nearest_argument("tensor_paralel_size") == "tp_size"
-    assert nearest_argument("zzz") == ""
 
 
 def test_the_prompt_sets_are_those_that_the_load_side_has() -> None:

@@ -70,6 +70,7 @@ def _all(*parts: Add) -> Add:
 
 
 _JOB_FILE = _named("file", "job file, - for standard input")
+_PRUNE = _flag("--prune", "leave out variants whose server runs like another's")
 _JOB = _named("job", "job id or the start of one")
 _TRIAL = _named("trial", "trial id")
 
@@ -83,7 +84,9 @@ def _init(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="overwrite files that exist")
     text = "make the job of a pasted launch: a shell script, compose file, manifest, Dockerfile, systemd unit; - for standard input"
     command.add_argument("--from-command", default="", metavar="FILE", help=text)
-    command.add_argument("-o", "--output", default="", metavar="JOB", help="with --from-command: write the job there")
+    text = "make the job of a sweep over speculation: entries of batch size, steps, topk, draft tokens, as '1,0,0,0 1,3,1,4'"
+    command.add_argument("--spec-sweep", default="", metavar="LIST", help=text)
+    command.add_argument("-o", "--output", default="", metavar="JOB", help="with either of these: write the job there")
     _json(command)
 
 
@@ -124,10 +127,15 @@ def _machine(command: argparse.ArgumentParser) -> None:
 COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("init", "files", "write a commented job.yaml and fleet.yaml, or a job made of a pasted launch", _init),
     ("lint", "lint", "tell what is wrong with a job file, or a pasted launch, before any GPU time is spent", _all(_JOB_FILE, _json)),
-    ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _json)),
-    ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _machine, _json)),
+    ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _PRUNE, _json)),
+    ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _PRUNE, _machine, _json)),
     ("up", "run", "run controller and local agent in the foreground", _machine),
-    ("submit", "watch", "hand a job to the controller", _all(_JOB_FILE, _flag("--watch", "follow it to the verdict"), _controller, _json)),
+    (
+        "submit",
+        "watch",
+        "hand a job to the controller",
+        _all(_JOB_FILE, _PRUNE, _flag("--watch", "follow it to the verdict"), _controller, _json),
+    ),
     ("ls", "jobs", "list jobs", _all(_controller, _json)),
     ("show", "jobs", "show a job and its trials", _all(_JOB, _controller, _json)),
     ("watch", "watch", "follow a job until it is over", _all(_JOB, _controller, _json)),

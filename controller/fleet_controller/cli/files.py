@@ -20,8 +20,12 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
         from fleet_controller.cli import pasted
 
         return pasted.run(arguments, console)
+    if arguments.spec_sweep:
+        from fleet_controller.cli import sweep
+
+        return sweep.run(arguments, console)
     if arguments.output or arguments.json:
-        raise ConfigError("-o and --json go with --from-command", "without it, init writes job.yaml and fleet.yaml into a folder")
+        raise ConfigError("-o and --json go with --from-command or --spec-sweep", "without them, init writes two files into a folder")
     from fleet_controller.spec.template import fleet_template, job_template
 
     folder = Path(arguments.folder)

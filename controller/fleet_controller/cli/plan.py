@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import load
 from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.places import host_name
+from fleet_controller.cli.prune import load_for
+from fleet_controller.core.arms import Twin, twins
 from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import Plan, Variant, make_plan
@@ -20,14 +22,16 @@ from fleet_protos.errors import ExitCode
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
-    loaded = load(arguments.file)
+    loaded, left_out = load_for(arguments, console)
     hosts = loaded.job.hosts.names or (host_name(),)
     plan = make_plan(loaded.job, hosts)
     seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
     if arguments.json:
-        console.json({"version": 1, **plan.to_json(), "estimate": {"minutes": seconds / 60, "gpu_hours": hours}})
+        arms = {"prunable": [twin.to_json() for twin in twins(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
+        console.json({"version": 1, **plan.to_json(), **arms, "estimate": {"minutes": seconds / 60, "gpu_hours": hours}})
     else:
         _print(plan, loaded.job, console)
+        console.lines(_prunable(twins(loaded.job, plan.variants)))
         console.lines([f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours (a guess, within a factor of two or three)"])
     findings = in_order((*loaded.findings, *plan.findings))
     console.tell(*finding_lines(findings, console))
@@ -50,6 +54,12 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
     for trial in plan.trials:
         orders.setdefault((trial.host, trial.block), []).append(f"v{trial.variant.index}")
     console.lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
+
+
+def _prunable(found: Sequence[Twin]) -> list[str]:
+    """Variants that --prune would leave out, and why."""
+    lines = [f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}" for twin in found]
+    return ["", *lines, "--prune leaves them out"] if lines else []
 
 
 def _variants(plan: Plan) -> Table:

@@ -11,11 +11,11 @@ from fleet_controller.cli.connect import stored
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.display import Display, progress_display
 from fleet_controller.cli.extras import need_the_agent
-from fleet_controller.cli.input import load
 from fleet_controller.cli.interrupts import Interrupts
 from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.machine import Here, here, local_agent, machine
 from fleet_controller.cli.places import Places
+from fleet_controller.cli.prune import load_for
 from fleet_controller.cli.trouble import tell_trouble
 from fleet_controller.cli.watch import Ending, ending, follow, print_ending
 from fleet_controller.embedded import LocalAgent
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _run(arguments: argparse.Namespace, console: Console) -> int:
-    loaded = load(arguments.file)
+    loaded, _ = load_for(arguments, console)
     console.tell(*finding_lines(loaded.findings, console))
     place = here(arguments)
     agent = local_agent(place)

@@ -11,8 +11,8 @@ from fleet_controller.cli.compare import print_comparison
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.display import Display, progress_display
-from fleet_controller.cli.input import load
 from fleet_controller.cli.lint import finding_lines
+from fleet_controller.cli.prune import load_for
 from fleet_controller.cli.results import Asked, compare_job
 from fleet_controller.report.progress import Progress, advance, ending_text, finished_since
 from fleet_controller.report.values import Controller, JobDetail, JobSummary, TrialStatus
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _submit(arguments: argparse.Namespace, console: Console) -> int:
-    loaded = load(arguments.file)  # all findings at once and at home, before the controller is asked
+    loaded, _ = load_for(arguments, console)  # all findings at once and at home, before the controller is asked
     console.tell(*finding_lines(loaded.findings, console))
     async with connected(arguments) as controller:
         job_id = await controller.submit(loaded.text, loaded.file_name)

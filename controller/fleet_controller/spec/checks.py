@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from fleet_controller.spec import checks_engine
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import Variant
+from fleet_controller.spec import checks_arguments, checks_effect, checks_engine, checks_launch, checks_parallel, checks_speculation
+from fleet_controller.spec.checks_unfilled import check_unfilled
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import INFO, WARNING, Finding
 from fleet_controller.spec.models import Workload
 from fleet_controller.spec.prompts import BUILTIN_PROMPTS, PREFIX
 from fleet_controller.spec.reading import Reading
+from fleet_controller.spec.variants import Arms
 
 
 def check(reading: Reading) -> Iterator[Finding]:
     """All findings of all rules that can be judged on what was read."""
     for rule in _RULES:
         yield from rule(reading)
+
+
+def check_variants(reading: Reading, job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
+    """All findings about whole variants, levels laid over the engine; only SGLang's arguments are known."""
+    if reading.job.engine.kind == "sglang":
+        for rule in _VARIANT_RULES:
+            yield from rule(Arms(reading, job, variants))
 
 
 def _baseline_names(reading: Reading) -> Iterator[Finding]:
@@ -134,8 +145,12 @@ def _launches(reading: Reading) -> Iterator[Finding]:
 _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     checks_engine.check_kind,
     checks_engine.check_levels,
-    checks_engine.check_arguments,
-    checks_engine.check_variables,
+    checks_arguments.check_arguments,
+    checks_arguments.check_variables,
+    checks_launch.check_container,
+    checks_launch.check_nodes,
+    checks_launch.check_secrets,
+    check_unfilled,
     _baseline_names,
     _baseline_default,
     _exclude_names,
@@ -144,4 +159,10 @@ _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     _prompt_sets,
     _runs_order,
     _launches,
+)
+
+_VARIANT_RULES: tuple[Callable[[Arms], Iterator[Finding]], ...] = (
+    checks_speculation.check,
+    checks_parallel.check,
+    checks_effect.check,
 )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_variants, variant_findings
-from fleet_controller.spec.checks import check
+from fleet_controller.spec.checks import check, check_variants
 from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
 from fleet_controller.spec.faults import findings_of
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors, in_order
@@ -32,6 +32,7 @@ _STAND_INS: tuple[tuple[Path, Any], ...] = (
     (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
     (("workloads", "*", "output_tokens"), 1),
 )
+_OF_ONE_ARGUMENT = ("argument_", "reserved_")
 _SECTIONS_OF_VARIANTS = ("engine", "factors", "exclude", "baseline")
 
 
@@ -70,11 +71,18 @@ def load_job(text: str | bytes, file_name: str) -> LoadedJob:
     reading, faults = _read_models(document)
     found = [*document.findings, *faults, *check(reading)]
     job = resolve(reading.job, document)
-    if not has_errors(finding for finding in found if finding.key.startswith(_SECTIONS_OF_VARIANTS)):
-        found.extend(variant_findings(job, make_variants(job)))
+    if not has_errors(finding for finding in found if _hides_variants(finding)):
+        variants = make_variants(job)
+        found.extend(variant_findings(job, variants))
+        found.extend(check_variants(reading, job, variants))
     if has_errors(found):
         raise JobRejected(found)
     return LoadedJob(job, content, file_name, in_order(found))
+
+
+def _hides_variants(finding: Finding) -> bool:
+    """True when variants cannot be judged beside it; what is wrong with one argument alone leaves the others to judge."""
+    return finding.key.startswith(_SECTIONS_OF_VARIANTS) and not finding.code.startswith(_OF_ONE_ARGUMENT)
 
 
 def _decoded(text: str | bytes, file: str) -> str:
@@ -96,6 +104,8 @@ def _is_verbatim(path: Path) -> bool:
     """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was written."""
     match path:
         case ("engine", "env", _) | ("factors", _, _, "env", _) | ("hosts", "labels", _):
+            return True
+        case ("engine", "cpu_binding") | ("engine", "container", "shm_size"):
             return True
     return False
 

@@ -14,10 +14,10 @@ EAGLE_LIKE = frozenset({"EAGLE", "EAGLE3", "STANDALONE"})  # a draft model propo
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """`versions` have it. `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or `none`.
+    """`versions` begin after the last release read that lacks it.
 
-    `refuses_dp_attention` and `refuses_pp` say in which versions the combination stops the launch; None: never.
-    `forces_one`: steps and topk are set to 1 whatever is asked.
+    `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or `none`. `refuses_dp_attention` and
+    `refuses_pp` say in which versions the combination stops the launch, None: never. `forces_one`: steps and topk are set to 1.
     """
 
     name: str
@@ -29,23 +29,24 @@ class Algorithm:
     forces_one: bool = False
 
 
-_NO_PP = Between("0.4.6")  # check_server_args; 0.5.23 validation_hook.py: "currently only supports EAGLE"
+# check_server_args up to 0.5.15 refuses any speculation with pp_size above 1; 0.5.23 validation_hook.py "currently only supports EAGLE".
+_NO_PP = Between()
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     row.name: row
     for row in (
-        Algorithm("EAGLE", Between("0.4.3"), "own", "0.4.3 - 0.5.23 server_args.py", refuses_pp=Between("0.4.6", "0.5.15")),
+        Algorithm("EAGLE", Between("0.4.2"), "own", "0.4.3 - 0.5.23 server_args.py", refuses_pp=Between("0.4.6", "0.5.15")),
         Algorithm("EAGLE3", Between("0.4.5"), "needed", "0.4.6.post5 - 0.5.23 server_args.py; issue 36528", refuses_pp=_NO_PP),
         Algorithm(
-            "STANDALONE", Between("0.5.3"), "needed", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP
+            "STANDALONE", Between("0.5.2"), "needed", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP
         ),
-        Algorithm("NGRAM", Between("0.5.3"), "none", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP),
+        Algorithm("NGRAM", Between("0.5.2"), "none", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP),
         Algorithm(
-            "DFLASH", Between("0.5.12"), "needed", "0.5.12 - 0.5.23 speculative_hook.py",
+            "DFLASH", Between("0.5.11"), "needed", "0.5.12 - 0.5.23 speculative_hook.py",
             refuses_dp_attention=Between("0.5.12", "0.5.15"), refuses_pp=Between(), forces_one=True,
         ),
-        Algorithm("DSPARK", Between("0.5.18"), "bundled", "0.5.18 - 0.5.23 speculative_hook.py", refuses_pp=Between(), forces_one=True),
-        Algorithm("UNO", Between("0.5.23"), "none", "0.5.23 speculative_hook.py", refuses_dp_attention=Between(), refuses_pp=Between()),
+        Algorithm("DSPARK", Between("0.5.16"), "bundled", "0.5.18 - 0.5.23 speculative_hook.py", refuses_pp=Between(), forces_one=True),
+        Algorithm("UNO", Between("0.5.21"), "none", "0.5.23 speculative_hook.py", refuses_dp_attention=Between(), refuses_pp=Between()),
     )
 }  # fmt: skip
 

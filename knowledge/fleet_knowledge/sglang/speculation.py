@@ -56,7 +56,7 @@ def _known(asked: Configuration, settled: Settled) -> Iterator[Remark]:
         hint = f"did you mean {near[0]}?" if near else f"they have: {', '.join([*ALGORITHMS, *ALIASES])}"
         yield Remark("spec_unknown_algorithm", WARNING, _AT, message, hint)
     elif holds(row.versions, asked.release) == Holds.NO:
-        message = f"SGLang {asked.release} has no {row.name}: it came with {row.versions.first}, and an older one refuses the choice"
+        message = f"SGLang {asked.release} has no {row.name}: it came with a later version, so this one refuses the choice"
         yield Remark("spec_unknown_algorithm", ERROR, _AT, message, "use a newer SGLang, or another algorithm")
 
 

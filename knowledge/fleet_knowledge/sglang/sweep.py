@@ -1,4 +1,4 @@
-"""Owns the sweep notation `bs,steps,topk,draft` of SGLang's own scripts: what each entry launches and which repeat another. Writes nothing."""
+"""Owns the sweep notation `bs,steps,topk,draft`: what each entry launches, and which repeat another. Writes nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
 
 
 def split(text: str) -> tuple[str, ...]:
-    """Entries of a text: between blanks or semicolons, quotes and brackets dropped."""
+    """Entries of a text: what stands in quotes, else between blanks or semicolons; brackets are dropped."""
+    quoted = re.findall(r"[\"']([^\"']*)[\"']", text)
+    if quoted:
+        return tuple(quoted)
     return tuple(entry for part in re.split(r"[\s;]+", text) if (entry := part.strip("\"'[](),")))
 
 

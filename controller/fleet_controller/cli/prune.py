@@ -1,0 +1,23 @@
+"""Owns `--prune`: a job file read without its variants that have no effect, and what is told about them. Decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.input import load
+from fleet_controller.core.arms import Twin
+from fleet_controller.spec.load import LoadedJob
+
+
+def load_for(arguments: argparse.Namespace, console: Console) -> tuple[LoadedJob, tuple[Twin, ...]]:
+    """The job of `arguments.file`, pruned where asked, and what was left out; each is told."""
+    loaded = load(arguments.file)
+    if not arguments.prune:
+        return loaded, ()
+    from fleet_controller.spec.pruning import prune
+
+    result = prune(loaded)
+    told = [f"left out {twin.variant.name}: runs the same server as {twin.same_as.name} ({twin.why})" for twin in result.left_out]
+    console.tell(*(told or ["--prune: every variant has an effect, none is left out"]))
+    return result.loaded, result.left_out

@@ -1,0 +1,52 @@
+"""Owns `fleetctl init --spec-sweep`: print or write the job of a sweep, and tell what each entry becomes. Judges nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fleet_controller.cli.console import Console
+from fleet_controller.spec.sweep_job import sweep_job
+from fleet_knowledge.sglang.sweep import SweepPoint, expand, servers, split
+from fleet_protos.errors import ConfigError, ExitCode
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """The job file to standard output or to `-o`, what was found to standard error; 2 when an entry is wrong."""
+    points = expand(split(arguments.spec_sweep))
+    wrong = not points or any(point.is_wrong for point in points)
+    text = "" if wrong else sweep_job(points)
+    if text and arguments.output:
+        _write(text, arguments)
+    if arguments.json:
+        console.json({"version": 1, "expanded": [point.to_json() for point in points], "servers": len(servers(points)), "job_file": text})
+    else:
+        if not arguments.output:
+            console.text(text)
+        console.tell(*_told(points))
+    if text and arguments.output:
+        console.tell(f"wrote {arguments.output}", f"next: fill in what is marked, then: fleetctl lint {arguments.output}")
+    return ExitCode.USER_MUST_EDIT if wrong else ExitCode.DONE
+
+
+def _told(points: Sequence[SweepPoint]) -> Iterator[str]:
+    if not points:
+        yield "the sweep has no entries: write them as 1,0,0,0 1,3,1,4 (batch size, steps, topk, draft tokens)"
+    for point in points:
+        if point.adjusted_from is not None:
+            yield f"{point.text}: SGLang runs {point.draft_tokens} draft tokens, not {point.adjusted_from} (topk 1 makes them steps + 1)"
+        if point.duplicate_of is not None:
+            yield f"{point.text}: the same as {points[point.duplicate_of].text}, launched once"
+        if point.verdict:
+            yield f"{point.text}: {point.verdict}"
+
+
+def _write(text: str, arguments: argparse.Namespace) -> None:
+    path = Path(arguments.output)
+    if path.exists() and not arguments.force:
+        raise ConfigError(f"{path} exists already; nothing was written", "--force overwrites, or name another file")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "name a file that you may write") from error

@@ -1,0 +1,143 @@
+"""Owns what a variant launches as the rules about SGLang see it, and which variants launch a server that runs like another's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import Variant
+from fleet_knowledge.release import Release
+from fleet_knowledge.sglang.effect import Effective, effective
+from fleet_knowledge.sglang.releases import of_image
+from fleet_knowledge.sglang.remark import Configuration
+from fleet_protos.trial import EngineKind, EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A variant without an effect of its own: its server runs like that of `same_as`. `settings` are those that change nothing.
+
+    `exclude` is the entry for the job's `exclude` that leaves it out and no variant that has an effect.
+    """
+
+    variant: Variant
+    same_as: Variant
+    exclude: Mapping[str, str]
+    settings: tuple[str, ...]
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The twin as `fleetctl plan --json` writes it."""
+        return {"variant": self.variant.name, "same_as": self.same_as.name, "why": self.why, "exclude": dict(self.exclude)}
+
+
+def release_of(engine: EngineSpec) -> Release | None:
+    """The SGLang version that the container's tag names; None when there is none to tell."""
+    return of_image(engine.container.image) if engine.container.image else None
+
+
+def configuration(job: Job, variant: Variant) -> Configuration:
+    """What the variant launches."""
+    engine = variant.engine
+    most = max((workload.concurrency for workload in job.workloads), default=0)
+    return Configuration(engine.args, engine.env, engine.model_path, job.gpus, release_of(engine), max(engine.gang.nodes, 1), most)
+
+
+def twins(job: Job, variants: Sequence[Variant]) -> tuple[Twin, ...]:
+    """Each variant of an SGLang job whose server runs like another's, by what surely has no effect; the baseline is never one.
+
+    Variants that are written alike are none of them: that is an A/A comparison, which may be meant.
+    """
+    if job.engine.kind != EngineKind.SGLANG or len(variants) < 2:
+        return ()
+    groups: dict[str, list[tuple[Variant, Effective]]] = {}
+    for variant in variants:
+        found = effective(configuration(job, variant))
+        groups.setdefault(found.identity, []).append((variant, found))
+    pairs = [pair for group in groups.values() for pair in _pairs(group)]
+    entries = _entries(pairs, variants)
+    return tuple(_twin(pair, entry) for pair, entry in zip(pairs, entries, strict=True))
+
+
+_Pair = tuple[tuple[Variant, Effective], tuple[Variant, Effective]]
+
+
+def _pairs(group: Sequence[tuple[Variant, Effective]]) -> Iterator[_Pair]:
+    """Each member but the one that is kept, with the one that is kept: the baseline, else the first."""
+    kept = next((member for member in group if member[0].is_baseline), group[0])
+    yield from ((member, kept) for member in group if not _is_written_alike(member[0], kept[0]))
+
+
+def _is_written_alike(variant: Variant, other: Variant) -> bool:
+    return variant.engine.args == other.engine.args and variant.engine.env == other.engine.env
+
+
+def _twin(pair: _Pair, entry: Mapping[str, str]) -> Twin:
+    (variant, found), (kept, other) = pair
+    told = dict(_in_vain(variant, found, kept, other)) | dict(_corrected(variant, found, kept))
+    why = "; ".join(f"`{subject.partition('.')[2]}`: {reason}" for subject, reason in told.items())
+    return Twin(variant, kept, entry, tuple(told), why)
+
+
+def _in_vain(variant: Variant, found: Effective, kept: Variant, other: Effective) -> Iterator[tuple[str, str]]:
+    """Settings without an effect that only one of the two has, or has otherwise."""
+    for each in (*found.vain, *other.vain):
+        if _value(variant, each.subject) != _value(kept, each.subject):
+            yield each.subject, each.why
+
+
+def _corrected(variant: Variant, found: Effective, kept: Variant) -> Iterator[tuple[str, str]]:
+    """Arguments that differ as written and are the same as run."""
+    for name, used in found.args.items():
+        asked, other = variant.engine.args.get(name), kept.engine.args.get(name)
+        if asked != other and str(asked) != str(used):
+            yield f"args.{name}", f"SGLang runs {used}" + (f" where {asked} is asked" if asked is not None else " by itself")
+        elif asked != other and str(other) != str(used):
+            asks = f"asks for {other}" if other is not None else "asks for none"
+            yield f"args.{name}", f"SGLang runs {used} where `{kept.name}` {asks}"
+
+
+def _value(variant: Variant, subject: str) -> Any:
+    kind, _, name = subject.partition(".")
+    return (variant.engine.args if kind == "args" else variant.engine.env).get(name)
+
+
+_Part = tuple[tuple[str, str], ...]
+
+
+def _entries(pairs: Sequence[_Pair], variants: Sequence[Variant]) -> list[Mapping[str, str]]:
+    """For each pair the fewest levels that leave out its variant and others without an effect, and no other variant."""
+    gone = {variant.index for (variant, _), _ in pairs}
+    harmless: dict[_Part, bool] = {}
+
+    def is_harmless(part: _Part) -> bool:
+        if part not in harmless:
+            wanted = dict(part).items()
+            harmless[part] = all(variant.index in gone for variant in variants if wanted <= variant.levels.items())
+        return harmless[part]
+
+    found = [next(part for part in _parts(variant, kept) if is_harmless(part)) for (variant, _), (kept, _) in pairs]
+    shortest = sorted(dict.fromkeys(found), key=len)
+    return [
+        dict(next(part for part in shortest if dict(part).items() <= variant.levels.items())) for (variant, _), _ in pairs
+    ]  # fmt: skip
+
+
+def _parts(variant: Variant, kept: Variant) -> Iterator[_Part]:
+    """The levels that differ, then those with each other level beside them, then all of the variant's."""
+    own = tuple((factor, level) for factor, level in variant.levels.items() if kept.levels.get(factor) != level)
+    others = [item for item in variant.levels.items() if item not in own]
+    return chain([own], ((*own, other) for other in others), [tuple(variant.levels.items())])
+
+
+def exclusions(found: Iterable[Twin]) -> tuple[Mapping[str, str], ...]:
+    """The entries that leave out all twins, each once."""
+    return tuple(dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in found))
+
+
+def pruned(job: Job, found: Iterable[Twin]) -> Job:
+    """The job without the variants that have no effect."""
+    return replace(job, exclude=(*job.exclude, *exclusions(found)))

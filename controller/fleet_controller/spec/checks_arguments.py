@@ -1,0 +1,145 @@
+"""Owns the rules on each argument and variable as it is written: spelling, kind of value, what a job may set, what SGLang renamed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet_controller.spec.document import Path
+from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding
+from fleet_controller.spec.reading import Reading
+from fleet_knowledge.release import Release
+from fleet_knowledge.sglang.arguments import NEWEST_READ, Argument, Spelling, arguments, nearest, newest, spell
+from fleet_knowledge.sglang.releases import Holds, of_image
+from fleet_knowledge.sglang.renamed import RETIRED
+
+_ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ON_LOOPBACK = "the server listens on loopback, on a port of its own, for this machine's load alone"
+_GANG = "the agents give each host of a server its place"
+_OWN_ARGUMENTS = {
+    "model_path": "write it as model.path",
+    "host": "the agent gives each launch its own address",
+    "port": "the agent gives each launch its own port, so that another server cannot answer in its place",
+    "api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would only be written to logs; remove it",
+    "admin_api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would only be written to logs; remove it",
+    "ssl_keyfile": f"{_ON_LOOPBACK}, and is asked over plain HTTP; remove it",
+    "ssl_certfile": f"{_ON_LOOPBACK}, and is asked over plain HTTP; remove it",
+    "dist_init_addr": _GANG,
+    "nnodes": f"write engine.nodes; {_GANG}",
+    "node_rank": _GANG,
+}
+_OWN_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "the agent gives each launch its GPUs: write engine.gpus",
+    "BENCHFLEET_LAUNCH": "the agent finds its servers by it",
+}
+_KIND_HINTS = {"f": "write true, or leave it out", "n": "write true or false", "v": "write its value", "m": "write a list of values"}
+
+
+def release_of(reading: Reading) -> Release | None:
+    """The SGLang version that the container's tag names; None when none does."""
+    container = reading.job.engine.container
+    return of_image(container.image) if container is not None and reading.is_readable(("engine", "container")) else None
+
+
+def layers(reading: Reading, key: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Every `args` or `env` of the file with its path, the engine's first."""
+    if reading.is_readable(("engine", key)):
+        yield ("engine", key), getattr(reading.job.engine, key)
+    for factor, levels in reading.job.factors.items():
+        for level, content in levels.items():
+            path = ("factors", factor, level, key)
+            if reading.is_readable(path):
+                yield path, getattr(content, key)
+
+
+def check_arguments(reading: Reading) -> Iterator[Finding]:
+    """Spelling and kind of arguments: unknown ones are warnings, for a newer SGLang or a plug-in may know them."""
+    release = release_of(reading)
+    for path, args in layers(reading, "args"):
+        seen: dict[str, str] = {}
+        for written, value in args.items():
+            name = spell(written).name
+            if name in seen:
+                message = f"`{written}` and `{seen[name]}` are the same argument, `{name}`"
+                yield reading.finding("argument_twice", (*path, written), message, "keep one", at_key=True)
+            seen.setdefault(name, written)
+            yield from _argument(reading, (*path, written), written, release)
+            yield from _kind(reading, (*path, written), arguments().get(name), value)
+
+
+def _argument(reading: Reading, path: Path, written: str, release: Release | None) -> Iterator[Finding]:
+    spelling = spell(written, release)
+    if spelling.name in _OWN_ARGUMENTS:
+        yield reading.finding("reserved_argument", path, f"`{written}` is not for a job to set", _OWN_ARGUMENTS[spelling.name], at_key=True)
+    elif not _ARGUMENT.fullmatch(spelling.name):
+        message = f"`{written[:60]}` cannot be an argument"
+        yield reading.finding("bad_argument", path, message, "one argument a key, by its name: tp_size: 8", at_key=True)
+    elif spelling.others:
+        yield _ambiguous(reading, path, written, spelling)
+    elif not spelling.known:
+        near = nearest(spelling.name)
+        hint = f"did you mean `{near}`?" if near else "check it against `sglang serve --help` of your version"
+        message = f"`{written}` is not an argument of SGLang {NEWEST_READ} or an older one; it is passed on as it is"
+        yield reading.finding("unknown_argument", path, message, hint, severity=WARNING, at_key=True)
+    else:
+        if spelling.shortened:
+            message, hint = f"`{written}` is read as `{spelling.name}`", "write the full name: another version may read it otherwise"
+            yield reading.finding("argument_shortened", path, message, hint, severity=INFO, at_key=True)
+        yield from _in_this_version(reading, path, arguments()[spelling.name], release)
+
+
+def _ambiguous(reading: Reading, path: Path, written: str, spelling: Spelling) -> Finding:
+    others = ", ".join(spelling.others[:3]) + (" …" if len(spelling.others) > 3 else "")
+    if not spelling.known:
+        message = f"`{written}` begins {len(spelling.others)} arguments ({others}): SGLang refuses it as ambiguous"
+        return reading.finding("argument_ambiguous", path, message, "write the full name", at_key=True)
+    message = f"`{written}` is read as `{spelling.name}`, but it begins {others} too: newer versions of SGLang refuse it as ambiguous"
+    return reading.finding("argument_ambiguous", path, message, f"write {spelling.name}", severity=WARNING, at_key=True)
+
+
+def _in_this_version(reading: Reading, path: Path, argument: Argument, release: Release | None) -> Iterator[Finding]:
+    retired = RETIRED.get(argument.name)
+    instead = f"write {retired.instead} instead" if retired and retired.instead else ""
+    if release and argument.is_in(release) == Holds.NO:
+        gone = argument.last and release > (Release.read(argument.last) or release)
+        span = f"the last to have it is {argument.last}" if gone else f"it came with {argument.first}"
+        message = f"SGLang {release} has no argument `{argument.name}`: {span}"
+        hint = instead if gone and instead else "leave it out, or use another version"
+        yield reading.finding("argument_not_in_version", path, message, hint, severity=ERROR, at_key=True)
+    elif release is None and argument.is_in(newest()) == Holds.NO:
+        message = f"`{argument.name}` is refused by newer versions: SGLang {argument.last} is the last of those read that has it"
+        hint = instead or "leave it out unless your version has it"
+        yield reading.finding("argument_not_in_version", path, message, hint, severity=WARNING, at_key=True)
+    elif retired and (retired.versions.holds(release) if release else retired.versions.holds(newest())):
+        message = f"`{argument.name}` is deprecated (SGLang {retired.versions}): it still works, with a warning"
+        yield reading.finding("argument_deprecated", path, message, instead or "leave it out", severity=INFO, at_key=True)
+
+
+def _kind(reading: Reading, path: Path, argument: Argument | None, value: Any) -> Iterator[Finding]:
+    """A flag with a value, or a value that is missing: argparse refuses both in every version."""
+    if argument is None or argument.kind not in _KIND_HINTS or value is None or argument.name in _OWN_ARGUMENTS:
+        return
+    is_flag = argument.kind in ("f", "n")
+    if is_flag and not isinstance(value, bool):
+        message = f"`{argument.name}` is a flag and takes no value, it has {str(value)[:40]!r}: SGLang refuses that"
+    elif not is_flag and value is True:
+        message = f"`{argument.name}` needs a value, `true` gives it none: SGLang refuses that"
+    elif argument.kind == "v" and isinstance(value, list | tuple):
+        message = f"`{argument.name}` takes one value, it has a list of {len(value)}: SGLang refuses more than one"
+    else:
+        return
+    yield reading.finding("argument_value", path, message, _KIND_HINTS[argument.kind])
+
+
+def check_variables(reading: Reading) -> Iterator[Finding]:
+    """Names of variables that cannot be one, or that the agent sets."""
+    for path, env in layers(reading, "env"):
+        for name in env:
+            if name in _OWN_VARIABLES:
+                message = f"`{name}` is not for a job to set"
+                yield reading.finding("reserved_variable", (*path, name), message, _OWN_VARIABLES[name], at_key=True)
+            elif not _VARIABLE.fullmatch(name):
+                message = f"`{name[:60]}` cannot be the name of a variable"
+                yield reading.finding("bad_variable", (*path, name), message, "letters, digits and `_`, no digit first", at_key=True)

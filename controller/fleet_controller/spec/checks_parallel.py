@@ -1,0 +1,14 @@
+"""Owns the rules on parallel sizes, GPUs and hosts as findings about variants; the rules themselves are facts about SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleet_controller.spec.findings import Finding
+from fleet_controller.spec.variants import Arms, told
+from fleet_knowledge.sglang import parallel
+
+
+def check(arms: Arms) -> Iterator[Finding]:
+    """What to tell about the parallel sizes of all variants."""
+    yield from told(arms, (parallel.remarks,))

@@ -1,0 +1,65 @@
+"""Owns the leaving out of variants without an effect: a job's text with the `exclude` entries that do it. Asks nobody, writes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
+
+from fleet_controller.core.arms import Twin, exclusions, pruned, twins
+from fleet_controller.core.plan import make_variants
+from fleet_controller.spec.load import LoadedJob, load_job
+from fleet_protos.errors import ConfigError
+
+_WIDEST_LINE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A job without the variants that have no effect, and those variants; both as they were when there are none."""
+
+    loaded: LoadedJob
+    left_out: tuple[Twin, ...]
+
+
+def prune(loaded: LoadedJob) -> Pruned:
+    """Leave out every variant whose server runs like another's. Raises ConfigError when the text cannot be changed safely."""
+    found = twins(loaded.job, make_variants(loaded.job))
+    if not found:
+        return Pruned(loaded, ())
+    entries = exclusions(found)
+    text = with_exclusions(loaded.text, entries)
+    changed = load_job(text, loaded.file_name)
+    if replace(changed.job, file=loaded.job.file) != pruned(loaded.job, found):
+        written = "; ".join(f"- {dict(entry)}" for entry in entries)
+        raise ConfigError("the entries of `exclude` could not be added to this file by themselves", f"write them there: {written}")
+    return Pruned(changed, found)
+
+
+def with_exclusions(text: str, entries: Sequence[Mapping[str, str]]) -> str:
+    """The job file with `entries` at the end of `exclude`; comments and the order of keys stay. Raises ConfigError."""
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = _WIDEST_LINE
+    try:
+        document = yaml.load(text)
+    except YAMLError as error:
+        raise ConfigError("the job file cannot be changed", "add the entries of `exclude` by hand") from error
+    if not isinstance(document, CommentedMap):
+        raise ConfigError("the job file is not a mapping", "add the entries of `exclude` by hand")
+    listed = document.get("exclude")
+    kept = list(listed) if isinstance(listed, list) else []
+    document["exclude"] = CommentedSeq([*kept, *map(_flow, entries)])
+    stream = StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()
+
+
+def _flow(entry: Mapping[str, str]) -> CommentedMap:
+    written = CommentedMap(entry)
+    written.fa.set_flow_style()
+    return written

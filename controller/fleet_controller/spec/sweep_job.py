@@ -1,0 +1,74 @@
+"""Owns the job file made of the sweep notation `bs,steps,topk,draft`: its levels and workloads. Judges no entry; writes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fleet_knowledge.sglang.sweep import SweepPoint, servers
+
+_JOB = """\
+# A job made of the sweep {sweep}
+# {summary}
+apiVersion: benchfleet/v1
+kind: Job
+name: spec-sweep
+model: {{path: /models/model}} # fill in
+engine:
+  kind: sglang
+  python: python3 # fill in: a virtual environment on the host that holds SGLang
+  args:
+    tp_size: 8 # fill in
+    max_running_requests: {requests} # the same for all variants; with speculation SGLang takes 48 by itself
+factors:
+  speculation:
+{levels}
+baseline: {{speculation: {baseline}}}
+workloads:
+  sweep: {{concurrency: {batches}, output_tokens: 500}}
+"""
+_LEVEL = """\
+    {name}:
+      args:
+        speculative_algorithm: EAGLE3
+        speculative_draft_model_path: /models/draft # fill in: a draft for this model
+        speculative_num_steps: {steps}
+        speculative_eagle_topk: {topk}
+        speculative_num_draft_tokens: {tokens}
+"""
+
+
+def sweep_job(points: Sequence[SweepPoint]) -> str:
+    """The job file: one level for each server that must be launched, the batch sizes as concurrencies. Wrong entries make none."""
+    launched = servers(points)
+    batches = sorted({point.batch for point in points if not point.is_wrong})
+    return _JOB.format(
+        sweep=" ".join(point.text.strip() for point in points),
+        summary=f"{len(points)} entries, {len(launched)} servers to launch: the batch size is the client's alone",
+        requests=max(48, *batches),
+        levels="".join(_levels(points, launched)).rstrip("\n"),
+        baseline=level_name(launched[0]),
+        batches=batches[0] if len(batches) == 1 else batches,
+    )
+
+
+def level_name(point: SweepPoint) -> str:
+    """`none`, or steps, topk and draft tokens as `s3-k1-d4`."""
+    return f"s{point.steps}-k{point.topk}-d{point.draft_tokens}" if point.speculates else "none"
+
+
+def _levels(points: Sequence[SweepPoint], launched: Sequence[SweepPoint]) -> Iterator[str]:
+    for server in launched:
+        for point in points:
+            if point.server == server.server and not point.is_wrong:
+                yield from _told(point)
+        if server.speculates:
+            yield _LEVEL.format(name=level_name(server), steps=server.steps, topk=server.topk, tokens=server.draft_tokens)
+        else:
+            yield f"    {level_name(server)}: {{}}\n"
+
+
+def _told(point: SweepPoint) -> Iterator[str]:
+    if point.adjusted_from is not None:
+        yield f"    # {point.text.strip()}: SGLang runs {point.draft_tokens} draft tokens, not {point.adjusted_from}\n"
+    if point.verdict:
+        yield f"    # {point.text.strip()}: {point.verdict}\n"

@@ -1,0 +1,92 @@
+"""Owns the configuration that a server really runs: what SGLang corrects, overwrites or would take anyway. Judges nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_knowledge.sglang.arguments import arguments
+from fleet_knowledge.sglang.environment import overwrites
+from fleet_knowledge.sglang.parallel import speaks_nccl
+from fleet_knowledge.sglang.remark import Configuration
+from fleet_knowledge.sglang.settled import ALGORITHM, DRAFT, DRAFT_TOKENS, STEPS, TOPK, settle
+
+_SPECULATION = (STEPS, TOPK, DRAFT_TOKENS, DRAFT)
+
+
+@dataclass(frozen=True, slots=True)
+class Vain:
+    """One setting that changes nothing. `subject` is `args.NAME` or `env.NAME`; `why` completes `it changes nothing: …`."""
+
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What takes effect, and the settings that do not. Two servers with the same `args` and `env` here are one."""
+
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+    vain: tuple[Vain, ...]
+
+    @property
+    def identity(self) -> str:
+        """A text that is the same for servers that run alike."""
+        return json.dumps([{name: str(value) for name, value in self.args.items()}, dict(self.env)], sort_keys=True)
+
+
+def effective(asked: Configuration) -> Effective:
+    """The configuration after SGLang's own changes; only what surely changes nothing is taken away."""
+    vain = (*_arguments(asked), *_variables(asked))
+    gone = {each.subject for each in vain}
+    args = {name: value for name, value in asked.args.items() if f"args.{name}" not in gone}
+    env = {name: value for name, value in asked.env.items() if f"env.{name}" not in gone}
+    return Effective(_settled(asked, args), env, vain)
+
+
+def _settled(asked: Configuration, args: dict[str, Any]) -> dict[str, Any]:
+    settled = settle(asked)
+    if not settled.algorithm:
+        return args
+    chain = {change.argument: change.used for change in settled.adjustments if args.get(change.argument) is not None}
+    chain |= {DRAFT_TOKENS: settled.draft_tokens} if settled.topk == 1 and settled.draft_tokens is not None else {}
+    return args | {ALGORITHM: settled.algorithm} | chain
+
+
+def _arguments(asked: Configuration) -> Iterator[Vain]:
+    speculates = bool(asked.text(ALGORITHM))
+    for name, value in asked.args.items():
+        if name.startswith("speculative_") and name != ALGORITHM and not speculates:
+            yield Vain(f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated")
+        elif _is_default(name, value):
+            yield Vain(f"args.{name}", f"{value} is SGLang's default")
+    if speculates and settle(asked).algorithm == "NGRAM" and asked.text(DRAFT):
+        yield Vain(f"args.{DRAFT}", "NGRAM has no draft model")
+
+
+def _is_default(name: str, value: Any) -> bool:
+    entry = arguments().get(name)
+    if entry is None or not entry.default or isinstance(value, bool | list | tuple | dict):
+        return False
+    if str(value) == entry.default:
+        return True
+    try:
+        return float(value) == float(entry.default)
+    except ValueError:
+        return False
+
+
+def _variables(asked: Configuration) -> Iterator[Vain]:
+    lost = {found.change.variable: found for found in overwrites(asked) if found.sure}
+    nccl = speaks_nccl(asked.args)
+    for name in asked.env:
+        if name in lost:
+            change = lost[name].change
+            yield Vain(f"env.{name}", f"SGLang sets it itself{f' because of {change.why}' if change.why else ''}")
+        elif name.startswith(("NCCL_", "RCCL_")) and not nccl:
+            yield Vain(f"env.{name}", "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)")
+        elif name == "SGLANG_SIMULATE_ACC_LEN" and not asked.text(ALGORITHM):
+            yield Vain(f"env.{name}", "nothing is speculated")
