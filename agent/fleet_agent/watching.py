@@ -92,9 +92,10 @@ def look(session: RecordedSession) -> list[Member]:
 
 def _member(process: ProcessStat, line: str, launchers: Iterable[int]) -> Member:
     """Vital: what bears a title of SGLang's, and what its launcher spawned. Compilers, probes and what they start are neither."""
-    titled = _TITLE.match(line.strip())
+    title = line.partition(" ")[0]
+    titled = _TITLE.match(title)
     if titled:
-        return Member(process, line.strip(), titled[2].strip("_").replace("_", " "), is_vital=True)
+        return Member(process, title, titled[2].strip("_").replace("_", " "), is_vital=True)
     spawned = bool(_SPAWNED.search(line)) and process.parent in launchers
     return Member(process, process.name, is_vital=spawned)
 
