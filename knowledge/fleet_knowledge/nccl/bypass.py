@@ -1,0 +1,181 @@
+"""Owns the question whether a server's all-reduce reaches NCCL, or is done by something that SGLang tries before it; measures nothing.
+
+Order of the attempts: `GroupCoordinator.all_reduce` in srt/distributed/parallel_state.py, read in SGLang 0.4.6 - 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from fleet_knowledge.release import Between, Release
+
+MIB = 1 << 20
+_READ = Between("0.4.6", "0.5.23")
+CUSTOM_LIMIT_BYTES = 8 * MIB
+"""Messages below are taken by custom all-reduce in every version (8 MiB up to 0.5.10; larger from 0.5.12, by GPU and number of ranks)."""
+LARGEST_HIDDEN_SIZE = 16_384
+"""Of known open models: with it a step is judged when the model's own size is not known."""
+_CUSTOM_WORLDS = (2, 4, 6, 8)
+_BYTES_OF_A_VALUE = 2
+
+
+class Answer(Enum):
+    """Whether the all-reduce of a decode step reaches NCCL."""
+
+    REACHES = "reaches"
+    BYPASSED = "bypassed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What decides: arguments (SGLang's names), variables, topology `nvlink`, `pcie` or `unknown`, the model's hidden size and the
+    tokens of one decode step (running requests x draft tokens); 0 where unknown."""
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    topology: str = "unknown"
+    hidden_size: int = 0
+    step_tokens: int = 0
+    release: Release | None = None
+
+    def on(self, name: str) -> bool:
+        """True for a flag that is set."""
+        return self.args.get(name) not in (None, False, 0, "", "false", "False")
+
+    def size(self, name: str) -> int:
+        """A size, 1 when it is not set; 0 when it is no number."""
+        value = self.args.get(name, 1)
+        return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one all-reduce of a decode step, at most; 0 when it is not known."""
+        return self.step_tokens * (self.hidden_size or LARGEST_HIDDEN_SIZE) * _BYTES_OF_A_VALUE
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The answer, what does the all-reduce instead (empty when NCCL does), why, and the versions of SGLang that it was read in."""
+
+    answer: Answer
+    by: str
+    reason: str
+    versions: Between = _READ
+
+
+def all_reduce_path(server: Server) -> Path:
+    """Who does the all-reduce of a decode step. Prefill chunks are larger and can still reach NCCL: `reason` says from which size."""
+    return next((path for attempt in _ATTEMPTS for path in attempt(server)), _reaches("nothing that SGLang tries before it applies"))
+
+
+def _reaches(reason: str) -> Path:
+    return Path(Answer.REACHES, "", reason)
+
+
+def _unknown(by: str, reason: str, versions: Between = _READ) -> Path:
+    return Path(Answer.UNKNOWN, by, reason, versions)
+
+
+def _single(server: Server) -> Iterator[Path]:
+    world = server.size("tp_size")
+    if world == 0:
+        yield _unknown("", "the tensor-parallel size is not known")
+    elif world == 1 and server.size("pp_size") == 1 and server.size("dp_size") <= 1:
+        yield Path(
+            Answer.BYPASSED, "no all-reduce", "one GPU a replica (tp_size 1): there is nothing to reduce", Between("0.4.1", "0.5.23")
+        )
+    elif world == 1:
+        yield _unknown("", "tp_size 1 has no all-reduce, but pipeline or data parallel ranks exchange other messages over NCCL")
+
+
+def _other_collectives(server: Server) -> Iterator[Path]:
+    if server.on("enable_dp_attention") or server.args.get("moe_a2a_backend") not in (None, "none"):
+        yield _unknown(
+            "", "data-parallel attention and expert parallelism use gathers and scatters beside all-reduce, and these reach NCCL"
+        )
+
+
+def _symmetric(server: Server) -> Iterator[Path]:
+    if server.on("enable_symm_mem"):
+        reason = "with --enable-symm-mem NCCL runs symmetric kernels on registered buffers, which take no algorithm or protocol"
+        yield _unknown("symmetric memory", reason, Between("0.5.1", "0.5.23"))
+
+
+def _deterministic(server: Server) -> Iterator[Path]:
+    if server.on("enable_deterministic_inference"):
+        yield _reaches("deterministic inference switches custom all-reduce off and sets NCCL_ALGO=allreduce:tree itself")
+
+
+def _several_hosts(server: Server) -> Iterator[Path]:
+    if server.size("nnodes") > 1:
+        yield _reaches(
+            "ranks on several hosts: custom all-reduce works inside one host (one NVLink domain over hosts excepted, from 0.5.23)"
+        )
+
+
+def _custom(server: Server) -> Iterator[Path]:
+    world = server.size("tp_size")
+    if server.on("disable_custom_all_reduce") or world not in _CUSTOM_WORLDS or (server.topology == "pcie" and world > 2):
+        return
+    if server.step_bytes >= CUSTOM_LIMIT_BYTES:
+        reason = (
+            f"a step reduces up to {server.step_bytes / MIB:.0f} MiB, and custom all-reduce takes messages below 8 MiB (more from 0.5.12)"
+        )
+        yield _unknown("custom all-reduce", reason)
+    elif server.topology == "nvlink" or (world == 2 and server.topology == "pcie"):
+        yield Path(Answer.BYPASSED, "custom all-reduce", _custom_reason(server, world))
+    else:
+        also = "they have NVLink" if world > 2 else "they reach each other's memory"
+        yield _unknown("custom all-reduce", f"SGLang's custom all-reduce takes it where {also}; the topology is not known")
+
+
+def _custom_reason(server: Server, world: int) -> str:
+    joined = "two GPUs that reach each other" if world == 2 else f"{world} GPUs with NVLink"
+    size = f"{server.step_bytes / 1024:.0f} KiB a step" if server.hidden_size and server.step_tokens else "decode steps are far smaller"
+    first = CUSTOM_LIMIT_BYTES // ((server.hidden_size or LARGEST_HIDDEN_SIZE) * _BYTES_OF_A_VALUE)
+    prefill = f"only prefill chunks from {first} tokens can reach NCCL" if server.hidden_size else "only long prefill chunks can reach NCCL"
+    return f"{joined} on one host use SGLang's custom all-reduce below 8 MiB ({size}); {prefill}"
+
+
+def _mscclpp(server: Server) -> Iterator[Path]:
+    if server.on("enable_mscclpp") and server.size("tp_size") in (4, 8, 16):
+        yield _unknown("mscclpp", "--enable-mscclpp takes messages of some sizes", Between("0.4.9", "0.5.23"))
+
+
+def _torch_symmetric(server: Server) -> Iterator[Path]:
+    if server.on("enable_torch_symm_mem") and server.size("tp_size") in _CUSTOM_WORLDS:
+        reason = "--enable-torch-symm-mem takes messages below 64 MiB (128 MiB on 6 and 8 GPUs) on Hopper and Blackwell"
+        yield _unknown("torch symmetric memory", reason, Between("0.5.3", "0.5.23"))
+
+
+def _pcie_ipc(server: Server) -> Iterator[Path]:
+    if server.env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "").strip().lower() in ("1", "true", "yes"):
+        reason = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE gives decode's messages to FlashInfer's kernels"
+        yield _unknown("FlashInfer PCIe all-reduce", reason, Between("0.5.23", "0.5.23"))
+
+
+def _fusion(server: Server) -> Iterator[Path]:
+    backend = server.args.get("flashinfer_allreduce_fusion_backend")
+    if server.on("enable_flashinfer_allreduce_fusion") or backend not in (None, "none"):
+        reason = "FlashInfer fuses the all-reduce of a layer with its normalisation for small messages"
+        yield _unknown("FlashInfer all-reduce fusion", reason, Between("0.4.9", "0.5.23"))
+
+
+def _settled(server: Server) -> Iterator[Path]:
+    if server.on("disable_custom_all_reduce"):
+        yield _reaches("--disable-custom-all-reduce leaves it to NCCL")
+    elif server.topology == "pcie" and server.size("tp_size") > 2:
+        yield _reaches("SGLang switches its custom all-reduce off on more than two GPUs without NVLink, and says so in its log")
+    elif server.size("tp_size") not in _CUSTOM_WORLDS:
+        reason = "custom all-reduce takes 2, 4, 6 or 8 ranks (from 0.5.12 also 3, 5, 7)"
+        yield _unknown("custom all-reduce", reason) if server.size("tp_size") in (3, 5, 7) else _reaches(reason)
+
+
+_ATTEMPTS = (
+    _single, _other_collectives, _symmetric, _deterministic, _several_hosts, _custom, _mscclpp, _torch_symmetric, _pcie_ipc, _fusion,
+    _settled,
+)  # fmt: skip

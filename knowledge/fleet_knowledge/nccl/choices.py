@@ -1,0 +1,74 @@
+"""Owns the table of NCCL's choices (algorithm, protocol, channels by collective and size) as lines come in; its rows are bounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from fleet_knowledge.nccl.facts import Choice
+
+ALGORITHM_NUMBERS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+"""Numbers of algorithms in the log up to 2.23 (src/include/nccl_common.h)."""
+PROTOCOL_NUMBERS = ("LL", "LL128", "SIMPLE")
+
+_LINE = re.compile(
+    r"(?:(?P<func>[A-Z]\w+)(?: \[(?P<kind>[\w ]{1,40})\])?: )?(?P<bytes>\d{1,20}) Bytes -> "
+    r"(?:Algo (?P<algo>\w+) proto (?P<proto>\w+)(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
+    r"|Kernel (?P<kernel>\w+)(?: nchannels (?P<channels>\d+))?|(?P<copy>cudaMemcpy|RMA proxy))"
+)
+_LARGEST = 64, 512  # ranks, and rows of each
+
+Process = tuple[str, int, int | None]
+_Key = tuple[str | None, int, str, str, int | None]
+
+
+class Choices:
+    """Counts choices for each rank; one rank is shown, since all ranks of a collective choose alike."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Process, dict[_Key, int]] = {}
+        self.dropped = 0
+
+    def take(self, process: Process, text: str, times: int = 1) -> bool:
+        """Count the choice that `text` tells, so many times; False when it tells none."""
+        found = _LINE.search(text)
+        if not found:
+            return False
+        table = self._tables.get(process)
+        if table is None:
+            if len(self._tables) >= _LARGEST[0]:
+                self.dropped += 1
+                return True
+            table = self._tables[process] = {}
+        key = _key(found)
+        if key in table or len(table) < _LARGEST[1]:
+            table[key] = table.get(key, 0) + times
+        else:
+            self.dropped += 1
+        return True
+
+    def rows(self, ranks: Mapping[Process, int]) -> tuple[Choice, ...]:
+        """The table of the rank that is 0 (or else the lowest known, or else the lowest device), AllReduce first, by size."""
+        if not self._tables:
+            return ()
+        shown = min(
+            self._tables, key=lambda process: (ranks.get(process, 1 << 30), process[2] if process[2] is not None else -1, process[1])
+        )
+        rows = (Choice(*key, count) for key, count in self._tables[shown].items())
+        return tuple(sorted(rows, key=lambda row: (row.func != "AllReduce", row.func or "", row.bytes, row.algo, row.proto)))
+
+
+def _key(found: re.Match[str]) -> _Key:
+    size = int(found["bytes"])
+    if found["kernel"]:
+        return found["func"], size, "SYMMETRIC", found["kernel"], int(found["channels"]) if found["channels"] else None
+    if found["copy"]:
+        return found["func"], size, "COPY_ENGINE", "", None
+    channels = int(found["high"]) - int(found["low"]) + 1 if found["low"] else None
+    return found["func"], size, _name(found["algo"], ALGORITHM_NUMBERS), _name(found["proto"], PROTOCOL_NUMBERS), channels
+
+
+def _name(word: str, numbered: tuple[str, ...]) -> str:
+    if word.isdigit():
+        return numbered[int(word)] if int(word) < len(numbered) else word
+    return word.upper()

@@ -1,0 +1,75 @@
+"""Owns which communicators were made, by which ranks, as NCCL's `Init START` and `Init COMPLETE` lines tell; keeps a bounded number."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fleet_knowledge.nccl.facts import Comm
+
+_LINE = re.compile(
+    r"(?:(?P<call>ncclComm\w+) )?comm 0x\w+ rank (?P<rank>\d{1,7}) nranks (?P<nranks>\d{1,7}) "
+    r"(?P<rest>.{0,400}?)- Init (?P<what>START|COMPLETE)"
+)
+_IDENTIFIER = re.compile(r"commId (0x\w{1,32})")
+_MOST_COMMS = 256
+_MOST_RANKS = 4096
+
+Process = tuple[str, int, int | None]
+
+
+@dataclass(slots=True)
+class _Ranks:
+    nranks: int
+    started: set[int] = field(default_factory=set)
+    complete: set[int] = field(default_factory=set)
+
+
+class Comms:
+    """Communicators by their identifier. Splits carry no identifier before 2.21 and are counted only."""
+
+    def __init__(self) -> None:
+        self._comms: dict[str, _Ranks] = {}
+        self._splits: dict[str, Counter[int]] = {"START": Counter(), "COMPLETE": Counter()}
+        self._largest: dict[Process, tuple[int, int]] = {}
+
+    def take(self, process: Process, text: str) -> bool:
+        """Take what `text` tells of a communicator; False when it tells nothing."""
+        found = _LINE.search(text)
+        if not found:
+            return False
+        rank, nranks = int(found["rank"]), int(found["nranks"])
+        self._remember(process, rank, nranks)
+        if found["call"] in ("ncclCommSplit", "ncclCommShrink"):
+            self._splits[found["what"]][rank] += len(self._splits[found["what"]]) < _MOST_RANKS
+            return True
+        identifier = _IDENTIFIER.search(found["rest"])
+        name = identifier[1] if identifier else "unnamed"
+        if name not in self._comms and len(self._comms) >= _MOST_COMMS:
+            return True
+        ranks = self._comms.setdefault(name, _Ranks(nranks))
+        seen = ranks.complete if found["what"] == "COMPLETE" else ranks.started
+        if len(seen) < _MOST_RANKS:
+            seen.add(rank)
+        return True
+
+    def _remember(self, process: Process, rank: int, nranks: int) -> None:
+        known = self._largest.get(process)
+        if (known is None and len(self._largest) < _MOST_RANKS) or (known and nranks > known[0]):
+            self._largest[process] = (nranks, rank)
+
+    def ranks(self) -> dict[Process, int]:
+        """The rank of each process in its largest communicator."""
+        return {process: rank for process, (_, rank) in self._largest.items()}
+
+    def made(self) -> dict[str, Comm]:
+        """Each communicator by its identifier, ranks in order."""
+        return {
+            name: Comm(ranks.nranks, tuple(sorted(ranks.started)), tuple(sorted(ranks.complete))) for name, ranks in self._comms.items()
+        }
+
+    def splits(self) -> int:
+        """Communicators that were split off another: each has one rank 0, so the lines of one rank count them."""
+        done = self._splits["COMPLETE"] or self._splits["START"]
+        return max(done.values(), default=0)

@@ -1,0 +1,79 @@
+"""Owns NCCL's configuration files: what their text sets and which source wins. Opens none: text comes in, values go out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet_knowledge.release import Between, Release
+
+SYSTEM_FILE = "/etc/nccl.conf"
+USER_FILE = ".nccl.conf"
+"""In the home folder; read only when NCCL_CONF_FILE is not set."""
+USER_FILE_VARIABLE = "NCCL_CONF_FILE"
+RCCL_FILES = "/etc/rccl.conf", ".rccl.conf"
+COMMENTS = Between("2.26")
+"""Versions in which a line that starts with `#` is a comment; before, it sets a variable of that odd name, which nobody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file: its name for people, and its text; a file that is not there is left out."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The value that wins, where it came from, and what it hides."""
+
+    value: str
+    source: str
+    hidden: tuple[tuple[str, str], ...] = ()
+
+
+def read_conf(text: str) -> dict[str, str]:
+    """The variables of one file: NAME=VALUE lines, nothing trimmed; the first of a name wins; other lines and comments say nothing."""
+    found: dict[str, str] = {}
+    for line in text.split("\n"):
+        name, equals, value = line.removesuffix("\r").partition("=")
+        if equals and not name.startswith("#") and name[:1023]:
+            found.setdefault(name[:1023], value[:1023])
+    return found
+
+
+def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str:
+    """The path of the user's file: NCCL_CONF_FILE from 2.23 where it is set (taken as it is, `~` not expanded), else HOME/.nccl.conf."""
+    named = env.get(USER_FILE_VARIABLE, "")
+    return named if named and Between("2.23").holds(release) else f"{home.rstrip('/')}/{USER_FILE}"
+
+
+def combine(process: Mapping[str, str], *files: Source) -> dict[str, Setting]:
+    """Every NCCL_ variable with the value that NCCL sees: the process first, then `files` in order (the user's before the system's)."""
+    layers = [("environment", {name: value for name, value in process.items() if name.startswith(("NCCL_", "RCCL_"))})]
+    layers.extend((source.name, read_conf(source.text)) for source in files)
+    settings: dict[str, Setting] = {}
+    for source, values in layers:
+        for name, value in values.items():
+            won = settings.get(name)
+            settings[name] = Setting(won.value, won.source, (*won.hidden, (source, value))) if won else Setting(value, source)
+    return settings
+
+
+def odd_lines(text: str) -> list[tuple[int, str]]:
+    """(line, what is odd) for lines that NCCL does not read as they look: blanks around `=`, quotes, `export`."""
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        name, equals, value = line.removesuffix("\r").partition("=")
+        if name.startswith("#") or not line.strip():
+            continue
+        if not equals:
+            found.append((number, "no `=`: the line is skipped"))
+        elif name != name.strip() or name.startswith("export"):
+            found.append((number, "the name has blanks or `export` in it: NCCL sets a variable of that very name"))
+        elif line.endswith("\r"):
+            found.append((number, "a Windows line end is part of the value in most versions"))
+        elif value != value.strip() or value[:1] in ("'", '"') or "#" in value:
+            found.append((number, "blanks, quotes or a comment are part of the value"))
+    return found

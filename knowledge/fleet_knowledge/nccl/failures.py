@@ -1,0 +1,195 @@
+"""Owns how NCCL's errors are told apart: the lines of each class, result codes, hints that name what the line names. Reads no file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fleet_knowledge.failures import FAILURES, Failure
+from fleet_knowledge.nccl.facts import NcclFailure
+from fleet_protos.errors import ErrorKind
+
+_EXTRA = (
+    Failure(
+        "nccl_no_interface",
+        ErrorKind.CONFIG,
+        "NCCL found no network interface to meet over, or none that NCCL_SOCKET_IFNAME allows.",
+        "Set NCCL_SOCKET_IFNAME to an interface that is up and reaches the other hosts (`=eth0` is exact, a plain name is a prefix).",
+        "NCCL_IB_DISABLE: ranks meet over sockets in any case.",
+        "NCCL src/bootstrap.cc, src/transport/net_socket.cc 2.18 - 2.30",
+    ),
+    Failure(
+        "nccl_duplicate_gpu",
+        ErrorKind.CONFIG,
+        "Two ranks of one communicator use the same GPU.",
+        "Give every rank its own GPU: check CUDA_VISIBLE_DEVICES, --base-gpu-id and --gpu-id-step, and what else runs on the host.",
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 for a benchmark: two ranks would share one GPU's speed.",
+        "NCCL src/init.cc 2.18 - 2.30",
+    ),
+    Failure(
+        "nccl_nvls_failed",
+        ErrorKind.DEPLOY_FAILED,
+        "NVLink SHARP memory could not be set up: the fabric manager or IMEX is not right, or the multicast memory is used up.",
+        "Check `nvidia-smi -q` (Fabric State, Status) and nvidia-fabricmanager; NCCL_NVLS_ENABLE=0 goes on without it.",
+        "Comparing with hosts where it works: they run another algorithm.",
+        "NCCL src/transport/nvls.cc 2.18 - 2.30",
+    ),
+)
+NCCL_FAILURES: Mapping[str, Failure] = {row.name: row for row in _EXTRA}
+"""Classes that only NCCL's own lines tell apart; the others that are used here are rows of `fleet_knowledge.failures`."""
+
+RESULTS = (
+    "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage",
+    "ncclRemoteError", "ncclInProgress",
+)  # fmt: skip
+"""NCCL's results by their number."""
+_RESULT_WORDS = {
+    "unhandled cuda error": 1,
+    "unhandled system error": 2,
+    "internal error": 3,
+    "invalid argument": 4,
+    "invalid usage": 5,
+    "remote process exited": 6,
+}
+_RESULT = re.compile(r"\b(nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError))\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Lines of one class. An earlier row is nearer to the root and wins over a later one."""
+
+    failure_class: str
+    lines: re.Pattern[str]
+    source: str
+
+
+def _row(failure_class: str, lines: str, source: str) -> Symptom:
+    return Symptom(failure_class, re.compile(lines), source)
+
+
+SYMPTOMS = (
+    _row(
+        "shm_too_small",
+        r"(?:extend|create|allocate|map|posix_fallocate|[Ee]rror while (?:creating|attaching)).{0,80}/dev/shm/"
+        r"|/dev/shm/nccl-\S+.{0,80}No space left"
+        r"|[Ee]rror while (?:creating|attaching to) shared memory segment",
+        "src/misc/shmutils.cc 2.18 - 2.30; nccl issue 342",
+    ),
+    _row("nccl_invalid_usage", r"[Nn]o algorithm/protocol available", "src/enqueue.cc 2.18 - 2.30; nccl issue 1898"),
+    _row(
+        "nccl_invalid_usage",
+        r"Unrecognized (?:element|prefix) token|All entries except the first must have a prefix",
+        "src/graph/tuning.cc 2.24 - 2.30",
+    ),
+    _row("nccl_version_mismatch", r"Mismatched NCCL version|undefined symbol: nccl|NCCL version mismatch", "src/init.cc 2.28 - 2.30"),
+    _row("nccl_duplicate_gpu", r"Duplicate GPU detected|Multiple Ranks are using the same GPU", "src/init.cc 2.18 - 2.30"),
+    _row(
+        "nccl_no_interface",
+        r"[Nn]o socket interface found|No usable listening interface found|No IP interface found",
+        "src/bootstrap.cc, net_socket.cc",
+    ),
+    _row(
+        "nccl_nvls_failed",
+        r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:multicast|[Mm]ulticast).{0,80}(?:fail|error)|cuMulticast\w+.{0,60}fail",
+        "src/transport/nvls.cc 2.18 - 2.30",
+    ),
+    _row("nvlink_error", r"P2P is disabled between NVLINK connected GPUs", "src/graph/paths.cc 2.18 - 2.30"),
+    _row("p2p_unsupported", r"[Pp]eer access is not supported between these two devices", "CUDA error 217"),
+    _row(
+        "ib_error",
+        r"NET/IB.{0,40}(?:Got completion .{0,80}(?:error|status)|[Gg]ot async event|Unable to (?:open|query))"
+        r"|ibv_\w+ failed",
+        "src/transport/net_ib, src/misc/ibvwrap.cc 2.18 - 2.30",
+    ),
+    _row(
+        "nccl_init_failed",
+        r"[Cc]uda failure|CUDA failure|No transport found for rank|has no transport for|failed to peer with device"
+        r"|cudaIpcGetMemHandle failed"
+        r"|Could not (?:open|find) .{0,40}topology",
+        "src/init.cc, checks.h, transport.cc 2.18 - 2.30",
+    ),
+    _row(
+        "nccl_timeout",
+        r"Watchdog caught collective operation timeout|collective operation timeout|NCCL.{0,40}timed out in"
+        r"|watchdog thread terminated with exception",
+        "PyTorch ProcessGroupNCCL.cpp",
+    ),
+    _row(
+        "nccl_peer_lost",
+        r"remote process exited or there was a network error|ncclRemoteError|[Cc]onnection (?:closed|reset) by (?:remote )?peer"
+        r"|Socket recv failed|[Cc]onnection refused|exceeded (?:error )?retr|Could not receive type from localRank"
+        r"|socketProgress: Connection closed|Message truncated",
+        "src/misc/socket.cc, src/proxy.cc 2.18 - 2.30",
+    ),
+    _row("nccl_invalid_usage", r"ncclInvalid(?:Usage|Argument)|NCCL error.{0,200}invalid (?:usage|argument)", "PyTorch NCCLUtils.hpp"),
+    _row(
+        "nccl_init_failed",
+        r"NCCL error.{0,200}(?:unhandled (?:cuda|system) error|internal error)|nccl(?:UnhandledCuda|System|Internal)Error",
+        "PyTorch NCCLUtils.hpp",
+    ),
+)
+_NAMED = re.compile(r"for function (?P<function>\w+)(?: with datatype (?P<datatype>\w+))?")
+_SET = re.compile(r"(?P<variable>NCCL_\w+) was set to (?P<value>.+?)\.(?:\s|$)")
+_TOKEN = re.compile(r'Unrecognized (?:element|prefix) token "(?P<token>[^"]*)" when parsing "(?P<value>[^"]*)"')
+_CUDA = re.compile(r"[Cc][Uu][Dd][Aa] failure(?: \d+)? '(?P<reason>[^']*)'")
+
+
+def rank_of(text: str) -> int | None:
+    """The place of the row that `text` is a line of; None when it is no error."""
+    return next((place for place, row in enumerate(SYMPTOMS) if row.lines.search(text)), None)
+
+
+def result_of(text: str) -> str:
+    """NCCL's result that `text` names, as `ncclSystemError (2)`; empty when it names none."""
+    found = _RESULT.search(text)
+    number = RESULTS.index(found[1]) if found else next((code for words, code in _RESULT_WORDS.items() if words in text), 0)
+    return f"{RESULTS[number]} ({number})" if number else ""
+
+
+def explain(place: int, text: str, result: str) -> NcclFailure:
+    """The failure of the row at `place`, with what its line names."""
+    name = SYMPTOMS[place].failure_class
+    row = NCCL_FAILURES.get(name) or FAILURES.get(name)
+    named, was_set, token = _NAMED.search(text), _SET.search(text), _TOKEN.search(text)
+    failure = NcclFailure(
+        failure_class=name,
+        cause_line=text,
+        hint=row.hint if row else "",
+        result=result,
+        retryable=row.retryable if row else True,
+        variable=was_set["variable"] if was_set else "",
+        value=was_set["value"] if was_set else token["value"] if token else "",
+        function=named["function"] if named else "",
+        datatype=(named["datatype"] or "") if named else "",
+    )
+    return _with_hint(failure, text)
+
+
+def _with_hint(failure: NcclFailure, text: str) -> NcclFailure:
+    if failure.failure_class == "nccl_invalid_usage" and failure.function:
+        return replace(failure, hint=_no_algorithm(failure))
+    cuda = _CUDA.search(text)
+    if failure.failure_class == "nccl_init_failed" and cuda:
+        return replace(failure, hint=_cuda(cuda["reason"]))
+    return failure
+
+
+def _no_algorithm(failure: NcclFailure) -> str:
+    setting = f"{failure.variable}={failure.value}" if failure.variable else "The setting"
+    example = f"allreduce:{failure.value.lower()}" + ("" if "ring" in failure.value.lower() else ",ring")
+    cure = f"{failure.variable}='{example}'" if failure.variable == "NCCL_ALGO" else "NCCL_ALGO or NCCL_PROTO for that collective alone"
+    return (
+        f"{setting} has no implementation for {failure.function}. Restrict the setting to one collective (NCCL 2.24 and later) and give a"
+        f" second choice, for some datatypes lack one too: {cure}. That is the job's fault, not the host's: it fails on all hosts alike."
+    )
+
+
+def _cuda(reason: str) -> str:
+    first = f"CUDA refused an operation while NCCL initialised ('{reason}')."
+    if "not supported" in reason:
+        cause = "cuMem or P2P on a virtual GPU or virtualised PCIe gives this"
+        return f"{first} {cause}: try NCCL_CUMEM_ENABLE=0 and NCCL_P2P_DISABLE=1; check driver against CUDA."
+    if "out of memory" in reason:
+        return f"{first} NCCL needs GPU memory of its own: lower --mem-fraction-static, NCCL_BUFFSIZE or the channels."
+    return f"{first} Check driver against CUDA and the GPU's state (`nvidia-smi`, dmesg)."

@@ -1,0 +1,153 @@
+"""Owns the reading of what NCCL's inspector plug-in writes (Prometheus text, or one JSON object a line); reads no file itself.
+
+Formats: plugins/profiler/inspector of NCCL 2.30 (inspector_prom.cc, inspector_json.cc), ext-profiler/inspector of 2.28 and 2.29.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SAMPLE = re.compile(r"^(?P<name>nccl_[a-z0-9_]+)\{(?P<labels>.*)\} (?P<value>[-+0-9.eEnaifNI]+)(?: \d+)?$")
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_BANDWIDTH, _TIME = "nccl_bus_bandwidth_gbs", "nccl_collective_exec_time_microseconds"
+_MOST_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One collective of one size on one GPU. `algo_proto` is as the plug-in names it (`Ring_ll`), empty in JSON, which has none.
+
+    `message_size` is bytes as text, or a range such as `4-5GB`; bandwidth in GB/s, time in microseconds, None where it is not told.
+    """
+
+    collective: str
+    message_size: str
+    algo_proto: str
+    gpu: str
+    nranks: int
+    busbw_gb_s: float | None = None
+    exec_time_us: float | None = None
+    count: int = 1
+
+    @property
+    def algo(self) -> str:
+        """The algorithm in capitals, as NCCL's log has it; empty when unknown."""
+        return _part(self.algo_proto, 0)
+
+    @property
+    def proto(self) -> str:
+        """The protocol in capitals; empty when unknown."""
+        return _part(self.algo_proto, 1)
+
+
+def _part(algo_proto: str, index: int) -> str:
+    algo, _, proto = algo_proto.rpartition("_")
+    word = (algo, proto)[index].upper()
+    return "" if word == "UNKNOWN" else word
+
+
+def read_inspector(text: str) -> tuple[Observed, ...]:
+    """What the dump shows, whichever of the two forms it has; lines of neither form are passed over."""
+    rows: dict[tuple[str, ...], Observed] = {}
+    for one in _observed(text):
+        key = one.collective, one.message_size, one.algo_proto, one.gpu, str(one.nranks)
+        known = rows.get(key)
+        if known is not None:
+            rows[key] = _merged(known, one)
+        elif len(rows) < _MOST_ROWS:
+            rows[key] = one
+    return tuple(rows.values())
+
+
+def is_inspector(text: str) -> bool:
+    """True when the start of `text` has the form of a dump."""
+    return any(True for _ in _observed(text[:65_536]))
+
+
+def algo_proto_by_collective(rows: tuple[Observed, ...]) -> Mapping[str, tuple[str, ...]]:
+    """The choices seen for each collective, each once, in the order in which they came."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.algo_proto:
+            found.setdefault(row.collective, {}).setdefault(row.algo_proto)
+    return {collective: tuple(choices) for collective, choices in found.items()}
+
+
+def _observed(text: str) -> Iterator[Observed]:
+    for line in text.splitlines():
+        if line.startswith("nccl_"):
+            yield from _sample(line)
+        elif line.startswith("{"):
+            yield from _object(line)
+
+
+def _sample(line: str) -> Iterator[Observed]:
+    found = _SAMPLE.match(line)
+    if not found or found["name"] not in (_BANDWIDTH, _TIME):
+        return
+    labels = {name: value.replace('\\"', '"').replace("\\\\", "\\") for name, value in _LABEL.findall(found["labels"])}
+    value = _number(found["value"])
+    if "collective" in labels:
+        yield Observed(
+            labels["collective"],
+            labels.get("message_size", ""),
+            labels.get("algo_proto", ""),
+            labels.get("gpu", ""),
+            _whole(labels.get("nranks", "")),
+            value if found["name"] == _BANDWIDTH else None,
+            value if found["name"] == _TIME else None,
+        )
+
+
+def _object(line: str) -> Iterator[Observed]:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return  # the last line of a dump that is still written is cut
+    work, header = (_mapping(content, key) for key in ("coll_perf", "header"))
+    if isinstance(work.get("coll"), str):
+        algo = f"{work['coll_algo']}_{work['coll_proto']}" if "coll_algo" in work and "coll_proto" in work else ""
+        yield Observed(
+            work["coll"],
+            str(work.get("coll_msg_size_bytes", "")),
+            algo,
+            f"rank {header.get('rank', '?')}",
+            _whole(str(header.get("n_ranks", ""))),
+            _number(work.get("coll_busbw_gbs")),
+            _number(work.get("coll_exec_time_us")),
+        )
+
+
+def _mapping(content: Any, key: str) -> Mapping[str, Any]:
+    value = content.get(key) if isinstance(content, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _merged(known: Observed, one: Observed) -> Observed:
+    """A second figure of the same sample, or one more call of the same kind (the newest figures are kept)."""
+    again = known.busbw_gb_s is not None and one.busbw_gb_s is not None
+    return Observed(
+        known.collective,
+        known.message_size,
+        known.algo_proto,
+        known.gpu,
+        known.nranks,
+        one.busbw_gb_s if one.busbw_gb_s is not None else known.busbw_gb_s,
+        one.exec_time_us if one.exec_time_us is not None else known.exec_time_us,
+        known.count + again,
+    )
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -1,0 +1,124 @@
+"""Owns the comparison of the variables that a job asked for with what NCCL's log shows that it used; decides no gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from fleet_knowledge.nccl.facts import NcclFacts
+from fleet_knowledge.nccl.table_system import SUBSYSTEMS
+from fleet_knowledge.nccl.variable import Variable
+from fleet_knowledge.nccl.variables import find, is_ours
+from fleet_knowledge.release import Release
+
+
+class State(Enum):
+    """What the log says of one variable."""
+
+    EFFECTIVE = "effective"
+    OTHER_VALUE = "other_value"  # NCCL named another value
+    MISSING = "missing"  # NCCL always names it, and did not: the server does not have it
+    NOT_NAMED = "not_named"  # not named, and NCCL need not have read it, or never names it
+    NO_EVIDENCE = "no_evidence"  # no log that could have named it
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """One variable that was asked for, its state, and the reason in words."""
+
+    variable: str
+    state: State
+    detail: str
+
+
+def environment(env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1) -> list[Proved]:
+    """The state of every NCCL_ and RCCL_ variable of `env`, the asked ones, for a server on `gpus` GPUs of each of `nodes` hosts.
+
+    `facts` are those of the same launch, None when there was no log. Values are compared as NCCL reads them: `0x10` is 16, `4` SYS.
+    """
+    return [_prove(name, value, env, facts, gpus * max(nodes, 1)) for name, value in env.items() if is_ours(name)]
+
+
+def _prove(name: str, value: str, env: Mapping[str, str], facts: NcclFacts | None, ranks: int) -> Proved:
+    row = find(name)
+    logged = facts.settings.get(name, ()) if facts else ()
+    if logged:
+        return _compared(name, value, row, logged)
+    if facts is not None and (seen := _seen_otherwise(name, value, facts)) is not None:
+        return seen
+    silence = _silence(name, value, row, env, ranks)
+    if silence:
+        return Proved(name, State.NOT_NAMED, silence)
+    missing = _no_evidence(env, facts)
+    if missing:
+        return Proved(name, State.NO_EVIDENCE, missing)
+    if row is not None and row.always_read and _is_logged(row, facts):
+        return Proved(
+            name, State.MISSING, "NCCL reads it at every start and names it then; this log does not: the server started without it"
+        )
+    when = f"only when {row.read_when}" if row and row.read_when else "nothing is known of when"
+    return Proved(
+        name, State.NOT_NAMED, f"NCCL did not read it: it does {when}" if row and row.read_when else f"not named by the log; {when}"
+    )
+
+
+def _compared(name: str, value: str, row: Variable | None, logged: tuple[str, ...]) -> Proved:
+    others = [shown for shown in logged if not (row.values.same(value, shown) if row else value.strip() == shown)]
+    if others:
+        return Proved(name, State.OTHER_VALUE, f"NCCL's log says {', '.join(others)}")
+    return Proved(name, State.EFFECTIVE, f"NCCL's log says {logged[0]}")
+
+
+def _seen_otherwise(name: str, value: str, facts: NcclFacts) -> Proved | None:
+    """Variables whose effect shows where their name does not."""
+    if name == "NCCL_DEBUG":
+        wanted = value.strip().upper()
+        if wanted in ("INFO", "TRACE") and facts.info_lines:
+            return Proved(name, State.EFFECTIVE, "the log has INFO lines")
+        if wanted in ("VERSION", "WARN") and facts.versions and not facts.info_lines:
+            return Proved(name, State.EFFECTIVE, "the log names the version, and no INFO lines are there")
+    if name == "NCCL_NET" and facts.networks:
+        same = any(value.strip().lower() == network.lower() for network in facts.networks)
+        return Proved(name, State.EFFECTIVE if same else State.OTHER_VALUE, f"NCCL uses network {', '.join(facts.networks)}")
+    return None
+
+
+def _silence(name: str, value: str, row: Variable | None, env: Mapping[str, str], ranks: int) -> str:
+    """Why NCCL would not name the variable, whatever it did with it; empty when it would."""
+    if ranks < 2:
+        return "one GPU: NCCL has nothing to set up"
+    if not value.strip():
+        return "an empty value is as if the variable were not set"
+    if row is not None and row.never_logged:
+        return "NCCL never names it in its log"
+    if name == "NCCL_P2P_DISABLE" and value.strip() != "1":
+        return "NCCL names it only when it is 1"
+    if name == "NCCL_P2P_LEVEL" and env.get("NCCL_P2P_DISABLE", "").strip() == "1":
+        return "NCCL does not read it when NCCL_P2P_DISABLE is 1"
+    return ""
+
+
+def _no_evidence(env: Mapping[str, str], facts: NcclFacts | None) -> str:
+    if facts is None or not (facts.info_lines or facts.warn_lines or facts.versions):
+        return "no line of NCCL was found: it logs with NCCL_DEBUG=INFO"
+    if not facts.info_lines:
+        return "the log has no INFO lines: it needs NCCL_DEBUG=INFO"
+    if not _names_variables(env.get("NCCL_DEBUG_SUBSYS", "")) and not facts.settings:
+        return "the log leaves out the ENV part: add it to NCCL_DEBUG_SUBSYS"
+    if not facts.is_complete:
+        return "the log ends before a communicator was complete"
+    return ""
+
+
+def _names_variables(subsystems: str) -> bool:
+    if not subsystems:
+        return True
+    named = {word.strip().upper() for word in subsystems.removeprefix("^").split(",")} & set(SUBSYSTEMS)
+    return bool(named & {"ENV", "ALL"}) != subsystems.startswith("^")
+
+
+def _is_logged(row: Variable, facts: NcclFacts | None) -> bool:
+    """Every version that is loaded names it: two libraries in one process read their variables each."""
+    releases = [release for version in (facts.versions if facts else ()) if (release := Release.read(version))]
+    return bool(releases) and all(row.logged.holds(release) and row.exists.holds(release) for release in releases)

@@ -1,0 +1,215 @@
+"""Owns the reading of NCCL's and RCCL's lines, one at a time, in bounded memory; never anchors, for a line may hold several messages."""
+
+from __future__ import annotations
+
+import re
+
+from fleet_knowledge.nccl import failures
+from fleet_knowledge.nccl.choices import Choices
+from fleet_knowledge.nccl.comms import Comms
+from fleet_knowledge.nccl.facts import NcclFacts, Warn
+from fleet_knowledge.nccl.messages import Cutter, Message
+from fleet_knowledge.nccl.notes import notes_of
+from fleet_knowledge.nccl.transports import Transports
+
+LONGEST_LINE = 65_536
+"""Characters of a line that are looked at; what follows is dropped."""
+_VERSION = re.compile(
+    r"\b(?P<library>[NR]CCL) version ?:? ?(?P<version>\d+\.\d+\.\d+[\w.+:-]{0,60})|sglang is using nccl==(?P<pip>\d+\.[\w.]{1,20})"
+)
+_BLOCK = re.compile(r"^(?P<what>HIP|ROCm) version\s*: (?P<version>\d[\w.]*)")
+_SETTING = re.compile(r"\b(?P<name>[NR]CCL_[A-Z0-9_]{2,80}) set(?: by environment)? to (?P<value>[^\n]{0,500})")
+_PARSED = re.compile(
+    r"Parsed environment variable (?P<name>NCCL_\w+)=(?P<value>\S*) to|Comm config \w+ reset to (?P<reset>NCCL_\w+)=(?P<number>\S*)"
+)
+_INVALID = re.compile(r"Invalid value (?P<value>.{0,200}) for (?P<name>[NR]CCL_\w+), using default (?P<used>-?\d+)")
+_PLUGIN_NAME = re.compile(r"(?P<kind>NET|TUNER|PROFILER|ENV)/Plugin ?: Plugin name set by env to (?P<value>\S+)")
+_PLUGIN_USED = re.compile(
+    r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN)/Plugin ?: (?:Loaded (?:net|gin) plugin|Using tuner plugin|loaded|Using)"
+    r" (?P<name>[\w.+-][\w .+-]{0,80})"
+    r"|[Ss]uccessfully loaded external network plugin (?P<network>\S+)"
+)
+_CHANNELS = re.compile(r"(?P<coll>\d+) coll channels,(?: \d+ collnet channels,)? (?P<nvls>\d+) nvls channels, (?P<p2p>\d+) p2p channels")
+_OLD_CHANNELS = re.compile(r"(?P<coll>\d+) coll channels, (?P<p2p>\d+) p2p channels")
+_NETWORK = re.compile(r"Using network (?P<name>[^\n]{1,120})")
+_NVLS = re.compile(r"NVLS multicast support is (?P<no>not )?available")
+_GDR = re.compile(r"Connected all rings.{0,40}? GDR (?P<on>[01])")
+_MOST_SETTINGS, _MOST_WARNS, _MOST_VALUES = 256, 64, 8
+
+
+class NcclReader:
+    """Feed it any lines; those that are not NCCL's cost one look. Never raises on any text."""
+
+    def __init__(self) -> None:
+        self._cutter = Cutter()
+        self._choices = Choices()
+        self._comms = Comms()
+        self._transports = Transports()
+        self._versions: dict[str, None] = {}
+        self._settings: dict[str, dict[str, None]] = {}
+        self._networks: dict[str, None] = {}
+        self._plugins: dict[str, str] = {}
+        self._warns: dict[tuple[str, str], Warn] = {}
+        self._seen: dict[str, bool] = {}
+        self._channels: tuple[int, int | None, int] | None = None
+        self._library = self._rocm = self._hip = ""
+        self._gdr: bool | None = None
+        self._nvls: bool | None = None
+        self._worst: tuple[int, str] | None = None
+        self._result = ""
+        self._follows_error = False
+        self._info_lines = self._warn_lines = self._warns_dropped = 0
+        self._times = 1
+
+    def feed(self, line: str, times: int = 1) -> None:
+        """Take one line, with or without its end; `times` for a caller that has counted equal lines."""
+        self._times = times
+        if "CCL" not in line and "nccl" not in line and not self._continues(line):
+            return
+        for message in self._cutter.cut(line[:LONGEST_LINE].rstrip("\r\n")):
+            self._take(message)
+
+    def _continues(self, line: str) -> bool:
+        """Lines without the word that belong to one with it: RCCL's version block, and what follows PyTorch's `Last error:`."""
+        if self._follows_error:
+            return line.strip() != ""
+        return self._library == "RCCL" and line.startswith(("HIP version", "ROCm version"))
+
+    def _take(self, message: Message) -> None:
+        self._follows_error = message.text.endswith("Last error:")
+        if message.level in ("", "WARN", "ABORT"):
+            self._judge(message.text)
+        if message.level == "WARN":
+            self._warn(message)
+        elif message.level:
+            self._info_lines += self._times
+        for read in (self._version, self._choice, self._comm, self._transports_line, self._setting, self._init):
+            if read(message):
+                return
+
+    def _judge(self, text: str) -> None:
+        """Keep the error that is nearest to the root, and NCCL's first result."""
+        place = failures.rank_of(text)
+        if place is not None and (self._worst is None or place < self._worst[0]):
+            self._worst = place, text
+        self._result = self._result or failures.result_of(text)
+
+    def _warn(self, message: Message) -> None:
+        self._warn_lines += self._times
+        key = message.file, message.text
+        known = self._warns.get(key)
+        if known:
+            self._warns[key] = Warn(known.host, known.pid, known.dev, known.file, known.msg, known.time, known.count + self._times)
+        elif len(self._warns) < _MOST_WARNS:
+            self._warns[key] = Warn(message.host, message.pid, message.dev, message.file, message.text, message.time, self._times)
+        else:
+            self._warns_dropped += 1
+
+    def _version(self, message: Message) -> bool:
+        found = _VERSION.search(message.text)
+        if found and "DistBackendError" not in message.text and "NCCL error" not in message.text:
+            self._library = found["library"] or self._library or "NCCL"
+            version = (found["version"] or found["pip"] or "").rstrip(".:,")
+            if found["pip"] is None or not any(known.startswith(version) for known in self._versions):
+                self._add(self._versions, version)
+            return True
+        block = _BLOCK.match(message.text)
+        if block:
+            self._hip, self._rocm = (block["version"], self._rocm) if block["what"] == "HIP" else (self._hip, block["version"])
+        return block is not None
+
+    def _choice(self, message: Message) -> bool:
+        return " Bytes -> " in message.text and self._choices.take(message.process, message.text, self._times)
+
+    def _comm(self, message: Message) -> bool:
+        return " - Init " in message.text and self._comms.take(message.process, message.text)
+
+    def _transports_line(self, message: Message) -> bool:
+        if "P2P is disabled" in message.text or "Could not enable P2P" in message.text:
+            self._seen["p2p_off"] = True
+        if "iommu=pt" in message.text:
+            self._seen["iommu"] = True
+        return self._transports.take(message.text)
+
+    def _setting(self, message: Message) -> bool:
+        text = message.text
+        if (found := _SETTING.search(text)) is not None:
+            name, value = found["name"], found["value"].strip()
+            self._set(name, value[:-1] if _is_sentence(value) else value)
+        elif (found := _PARSED.search(text)) is not None:
+            self._set(found["name"] or found["reset"], found["value"] if found["name"] else found["number"].rstrip("."))
+        elif (found := _INVALID.search(text)) is not None:
+            self._set(found["name"], f"{found['used']} ({found['value']} is invalid)")
+        elif (found := _PLUGIN_NAME.search(text)) is not None:
+            self._set(f"NCCL_{found['kind']}_PLUGIN", found["value"])
+        elif (found := _PLUGIN_USED.search(text)) is not None:
+            self._plugins[(found["kind"] or "NET").lower()] = (found["name"] or found["network"]).strip()
+        else:
+            return False
+        return True
+
+    def _set(self, name: str, value: str) -> None:
+        if name in self._settings or len(self._settings) < _MOST_SETTINGS:
+            values = self._settings.setdefault(name, {})
+            if len(values) < _MOST_VALUES:
+                values.setdefault(value)
+
+    def _init(self, message: Message) -> bool:
+        text = message.text
+        if (found := _CHANNELS.search(text)) is not None:
+            self._channels = int(found["coll"]), int(found["nvls"]), int(found["p2p"])
+        elif (found := _OLD_CHANNELS.search(text)) is not None:
+            self._channels = int(found["coll"]), None, int(found["p2p"])
+        elif (found := _NETWORK.search(text)) is not None:
+            self._add(self._networks, found["name"].strip())
+        elif (found := _NVLS.search(text)) is not None:
+            self._nvls = self._nvls or found["no"] is None
+        elif (found := _GDR.search(text)) is not None:
+            self._gdr = self._gdr or found["on"] == "1"
+        else:
+            return False
+        return True
+
+    @staticmethod
+    def _add(known: dict[str, None], name: str) -> None:
+        if len(known) < 16:
+            known.setdefault(name)
+
+    def facts(self) -> NcclFacts:
+        """What all lines so far show."""
+        coll, nvls_channels, p2p = self._channels or (None, None, None)
+        shown = NcclFacts(
+            library=self._library or ("NCCL" if self._info_lines or self._warn_lines else ""),
+            versions=tuple(self._versions),
+            rocm=self._rocm,
+            hip=self._hip,
+            settings={name: tuple(values) for name, values in self._settings.items()},
+            tuning=self._choices.rows(self._comms.ranks()),
+            tuning_dropped=self._choices.dropped,
+            transport=dict(self._transports.kinds),
+            paths=dict(self._transports.paths),
+            pairs=self._transports.pairs(),
+            networks=tuple(self._networks),
+            ib_devices=tuple(self._transports.ib_devices),
+            interfaces=tuple(self._transports.interfaces),
+            bootstrap=self._transports.bootstrap,
+            comms=self._comms.made(),
+            split_comms=self._comms.splits(),
+            gdr=self._gdr if self._gdr is not None else self._transports.gdr,
+            coll_channels=coll,
+            nvls_channels=nvls_channels,
+            p2p_channels=p2p,
+            nvls=self._nvls,
+            plugins=dict(self._plugins),
+            warns=tuple(self._warns.values()),
+            warns_dropped=self._warns_dropped,
+            failure=failures.explain(*self._worst, self._result) if self._worst else None,
+            info_lines=self._info_lines,
+            warn_lines=self._warn_lines,
+        )
+        return notes_of(shown, frozenset(self._seen))
+
+
+def _is_sentence(value: str) -> bool:
+    """NCCL ends the line of a number with a full stop, and that of a text without."""
+    return value.endswith(".") and value[:-1].lstrip("-").isdigit()

@@ -1,0 +1,88 @@
+"""Owns the transports between pairs of ranks and the devices behind them, as NCCL's lines name them; keeps a bounded number of pairs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+_CHANNEL = re.compile(
+    r"Channel \d+(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<target>\d+)\[\w+\](?: \[(?P<side>send|receive)\])? via (?P<via>[^\n]{1,200})"
+)
+_IB_DEVICE = re.compile(r"\[\d+\](?:\{\[\d+\] )?([A-Za-z][\w.+-]*):\d+/")
+_INTERFACE = re.compile(r"\[\d+\]([^\s:\]\[]+):")
+_BOOTSTRAP = re.compile(r"Bootstrap\s*: Using ([^\s:]+):")
+_BRIDGE = re.compile(r"(?:docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|lxdbr|nerdctl|kube)")
+_MOST_PAIRS = 4096
+_MOST_NAMES = 256
+KINDS = ("P2P", "SHM", "NET")
+
+
+class Transports:
+    """Counts channels by transport; one line of a channel counts once (a network channel prints its sending side too)."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        self.paths: Counter[str] = Counter()
+        self._pairs: Counter[tuple[int, int, str]] = Counter()
+        self.ib_devices: dict[str, None] = {}
+        self.interfaces: dict[str, None] = {}
+        self.bootstrap = ""
+        self.gdr: bool | None = None
+
+    def take(self, text: str) -> bool:
+        """Take what `text` tells of transports; False when it tells nothing."""
+        if "] -> " in text and " via " in text:
+            return self._channel(text)
+        if text.startswith("NET/IB") and " Using " in text:
+            _name_all(self.ib_devices, _IB_DEVICE.findall(text))
+        elif text.startswith("NET/Socket") and " Using " in text:
+            _name_all(self.interfaces, _INTERFACE.findall(text))
+        elif (found := _BOOTSTRAP.search(text)) is not None:
+            self.bootstrap = self.bootstrap or found[1]
+        else:
+            return False
+        return True
+
+    def _channel(self, text: str) -> bool:
+        found = _CHANNEL.search(text)
+        if not found:
+            return False
+        path = _path(found["via"].strip())
+        if path.startswith("NET/") and path.endswith("/GDR"):
+            self.gdr = True
+        if found["side"] == "receive":
+            return True
+        kind = path.partition("/")[0]
+        self.kinds[kind if kind in self.kinds or len(self.kinds) < 32 else "other"] += 1
+        if path in self.paths or len(self.paths) < _MOST_NAMES:
+            self.paths[path] += 1
+        pair = int(found["source"][:9]), int(found["target"][:9]), path
+        if pair in self._pairs or len(self._pairs) < _MOST_PAIRS:
+            self._pairs[pair] += 1
+        return True
+
+    def pairs(self) -> tuple[tuple[int, int, str, int], ...]:
+        """(sending rank, receiving rank, path, channels), in order of ranks."""
+        return tuple((*pair, count) for pair, count in sorted(self._pairs.items()))
+
+
+def bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
+    """Interfaces that belong to containers and reach no other host."""
+    return tuple(name for name in interfaces if _BRIDGE.match(name))
+
+
+def _path(via: str) -> str:
+    """`P2P/CUMEM`, `P2P/IPC`, `SHM/direct`, `NET/IB`, `NET/IB/GDR`, `NET/NAME OF A PLUG-IN`: without device numbers and read marks."""
+    parts = via.split("/")
+    kind = parts[0].strip()
+    if kind == "NET":
+        gdr = any(part.startswith("GDR") for part in parts[2:])
+        return "/".join((kind, parts[1].strip() if len(parts) > 1 else "", *(("GDR",) if gdr else ())))
+    return "/".join((kind, *(part.strip() for part in parts[1:2])))
+
+
+def _name_all(known: dict[str, None], names: list[str]) -> None:
+    for name in names:
+        if len(known) < _MOST_NAMES:
+            known.setdefault(name)

@@ -1,0 +1,245 @@
+"""Owns how NCCL reads the text of a variable: numbers, levels, names, lists; says what is wrong with one. Knows no variable."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from fleet_knowledge.release import Between, Release
+
+_ANY = Between()
+_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9]\d*)")
+_OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+
+
+class Outcome(Enum):
+    """What NCCL does with a value that it was not made for."""
+
+    REFUSED = "refuses"  # the communicator is not made: the server dies
+    IGNORED = "ignores"  # as if the variable were not set
+    MISREAD = "misreads"  # another value is taken
+    ADJUSTED = "adjusts"  # the nearest legal value is taken
+    DISCOURAGED = "discourages"  # works, but means another thing in another version
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a value, in which versions, and what to write instead."""
+
+    outcome: Outcome
+    problem: str
+    cure: str = ""
+    versions: Between = _ANY
+
+
+class Values(Protocol):
+    """The legal values of a variable; `str()` names them for people."""
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """The first thing that is wrong with `value` in `release` (None: not known, the union of all versions is legal)."""
+        ...
+
+    def same(self, asked: str, logged: str) -> bool:
+        """True when NCCL's own words `logged` mean the value `asked`."""
+        ...
+
+
+def read_number(text: str) -> int | None:
+    """The number that C's strtoll with base 0 finds at the start: hexadecimal and octal too; None when there is none."""
+    found = _NUMBER.match(text)
+    if not found:
+        return None
+    digits = found[2]
+    number = int(digits, 16 if digits[1:2] in ("x", "X") else 8 if digits.startswith("0") else 10)
+    return -number if found[1] == "-" else number
+
+
+def _is_whole_number(text: str) -> bool:
+    found = _NUMBER.match(text)
+    return found is not None and not text[found.end() :].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A whole number: one of `choices`, or within `low` and `high`; `limits` gives another highest value by version."""
+
+    choices: tuple[int, ...] = ()
+    low: int | None = None
+    high: int | None = None
+    multiple_of: int = 1
+    unit: str = ""
+    limits: tuple[tuple[Between, int], ...] = ()
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """Text is read as 0, a unit as nothing: `16M` is 16."""
+        number = read_number(value)
+        if number is None:
+            return Fault(Outcome.MISREAD, f"`{value}` is not a number: NCCL reads 0", f"write {self}")
+        if not _is_whole_number(value):
+            return Fault(Outcome.MISREAD, f"NCCL reads only the number at its start: {number}", f"write {self}")
+        return self._out_of_range(number, release)
+
+    def _out_of_range(self, number: int, release: Release | None) -> Fault | None:
+        if self.choices and number not in self.choices:
+            return Fault(Outcome.ADJUSTED, f"{number} is not one of {_listed(self.choices)}", f"write {self}")
+        if self.low is not None and number < self.low:
+            return Fault(Outcome.ADJUSTED, f"{number} is below {self.low}", f"write {self}")
+        if number % self.multiple_of:
+            return Fault(Outcome.ADJUSTED, f"{number} is not a multiple of {self.multiple_of}", f"write {self}")
+        return self._too_high(number, release)
+
+    def _too_high(self, number: int, release: Release | None) -> Fault | None:
+        known = [(versions, high) for versions, high in self.limits if versions.holds(release)]
+        high = max((high for _, high in known), default=self.high)
+        if high is not None and number > high:
+            return Fault(Outcome.ADJUSTED, f"{number} is above {high}", f"write {self}")
+        narrower = [(versions, limit) for versions, limit in known if number > limit]
+        return Fault(Outcome.ADJUSTED, f"{number} is above {narrower[0][1]}", f"write {self}", narrower[0][0]) if narrower else None
+
+    def same(self, asked: str, logged: str) -> bool:
+        """NCCL logs the number that it read, in decimal."""
+        return read_number(asked) == read_number(logged)
+
+    def __str__(self) -> str:
+        if self.choices:
+            return _listed(self.choices)
+        unit = f" {self.unit}" if self.unit else ""
+        highest = [high for _, high in self.limits] + ([self.high] if self.high is not None else [])
+        if highest:
+            return f"{self.low or 0} to {max(highest)}{unit}"
+        return f"a number{' of' + unit if unit else ''}" + (f" from {self.low}" if self.low is not None else "")
+
+
+def _listed(words: tuple[object, ...]) -> str:
+    texts = [str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A distance in the topology by name; the old numbers still work but count differently."""
+
+    names: tuple[str, ...]
+    hidden: tuple[str, ...] = ("NVL", "NVB", "C2C", "P2C", "PXN")  # accepted by the source, named by no documentation
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """Names are compared as they are written: `sys` is no level."""
+        if value in self.names or value in self.hidden:
+            return None
+        if value[:1].isdigit():
+            name = self._named(value)
+            return Fault(Outcome.DISCOURAGED, f"the number {value} means {name}; numbers have changed between versions", f"write {name}")
+        if value.upper() in self.names:
+            return Fault(Outcome.IGNORED, "levels are written in capitals", f"write {value.upper()}")
+        return Fault(Outcome.IGNORED, f"`{value}` is no level", f"write {self}")
+
+    def same(self, asked: str, logged: str) -> bool:
+        """A number is logged as the level that it means."""
+        return self._named(asked) == self._named(logged)
+
+    def _named(self, value: str) -> str:
+        number = read_number(value) if value[:1].isdigit() else None
+        return value if number is None else _OLD_LEVELS[min(number, len(_OLD_LEVELS) - 1)]
+
+    def __str__(self) -> str:
+        return _listed(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """One of some words, or a list of them where `many` is the separator; `^` in front excludes where `excludes`."""
+
+    words: tuple[str, ...]
+    many: str = ""
+    excludes: bool = False
+    numbers: tuple[int, ...] = ()
+    cased: bool = False
+    outcome: Outcome = Outcome.IGNORED
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """An unknown word is told with the ones that exist."""
+        if self.numbers and read_number(value) in self.numbers:
+            return None
+        rest = value[1:] if self.excludes and value.startswith("^") else value
+        known = self.words if self.cased else tuple(word.upper() for word in self.words)
+        for word in rest.split(self.many) if self.many else (rest,):
+            if (word if self.cased else word.upper()) not in known:
+                return Fault(self.outcome, f"`{word}` is not one of {_listed(self.words)}", f"write {self}")
+        return None
+
+    def same(self, asked: str, logged: str) -> bool:
+        """Case does not matter to people; NCCL repeats the word."""
+        return asked.strip().upper() == logged.strip().upper()
+
+    def __str__(self) -> str:
+        return _listed((*self.words, *self.numbers)) + (f", several joined by `{self.many}`" if self.many else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """A list of name prefixes: `^` first excludes, `=` after it makes names exact."""
+
+    what: str
+    fields: int = 1  # parts of an entry, separated by `:`
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """Blanks and a `^` in the middle are taken as part of a name, so nothing matches."""
+        rest = value.removeprefix("^").removeprefix("=")
+        if not rest:
+            return Fault(Outcome.IGNORED, f"no {self.what} is named", f"write {self}")
+        for entry in rest.split(","):
+            if entry != entry.strip() or " " in entry:
+                return Fault(Outcome.MISREAD, "blanks are part of a name here", "separate names by a comma alone")
+            if entry.startswith(("^", "=")):
+                return Fault(Outcome.MISREAD, f"`{entry[0]}` counts only at the start, for the whole list", f"write {entry[0]}a,b")
+            if not entry:
+                return Fault(Outcome.MISREAD, "an empty name matches everything", "remove the extra comma")
+            if entry.count(":") >= self.fields:
+                return Fault(Outcome.MISREAD, f"`{entry}` has too many `:`", f"write {self}")
+        return None
+
+    def same(self, asked: str, logged: str) -> bool:
+        """NCCL repeats the list."""
+        return asked.strip() == logged.strip()
+
+    def __str__(self) -> str:
+        port = "[:PORT]" if self.fields > 1 else ""
+        return f"{self.what} prefixes: `a{port},b{port}`, `^a` excludes, `=a` is exact"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A path; `~` is not expanded. A plug-in may also be a suffix of its library's name."""
+
+    plugin: bool = False
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """A tilde names a folder called `~`."""
+        return Fault(Outcome.IGNORED, "`~` is not expanded", "write the whole path") if value.startswith("~") else None
+
+    def same(self, asked: str, logged: str) -> bool:
+        """A plug-in is logged by the library that it makes: `foo` as `libnccl-tuner-foo.so`."""
+        return asked.strip() == logged.strip() or (self.plugin and f"-{asked.strip()}.so" in logged)
+
+    def __str__(self) -> str:
+        return "a library's path or suffix, or `none`" if self.plugin else "a path"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Anything."""
+
+    shape: str = "text"
+
+    def fault(self, value: str, release: Release | None) -> Fault | None:
+        """Nothing is known to be wrong."""
+        return None
+
+    def same(self, asked: str, logged: str) -> bool:
+        """NCCL repeats it."""
+        return asked.strip() == logged.strip()
+
+    def __str__(self) -> str:
+        return self.shape

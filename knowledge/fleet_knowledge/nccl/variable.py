@@ -1,0 +1,50 @@
+"""Owns the form of one row of NCCL's variables: legal values, defaults and reading by version. Holds no row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fleet_knowledge.nccl.values import Fault, Values
+from fleet_knowledge.release import Between, Release
+
+_ANY = Between()
+NEVER = Between("1", "1")
+"""No version: NCCL reads the variable without a word in its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable. `logged`: versions whose INFO log names it when it is read; `read_when`: for one that is not read at every launch."""
+
+    name: str
+    values: Values
+    meaning: str
+    default: str = ""  # as the job would write it; empty: none, or chosen by NCCL for the platform
+    defaults: tuple[tuple[Between, str], ...] = ()  # where it differs by version, instead of `default`
+    exists: Between = _ANY
+    deprecated: Between | None = None
+    replaced_by: str = ""
+    always_read: bool = False  # NCCL reads and logs it in any launch on two GPUs of one host
+    read_when: str = ""
+    logged: Between = _ANY
+    note: str = ""
+    source: str = "NCCL environment documentation; src/ 2.18 - 2.30"
+
+    def fault(self, value: str, release: Release | None = None) -> Fault | None:
+        """What is wrong with `value` in `release`; for None only what is wrong in every version, or what the fault's versions say."""
+        return None if value == "" else self.values.fault(value, release)
+
+    def default_in(self, release: Release | None) -> Iterator[tuple[Between, str]]:
+        """The defaults that hold in `release`, each with its versions; all of them when the version is not known."""
+        rows = self.defaults or (((_ANY, self.default),) if self.default else ())
+        return (row for row in rows if row[0].holds(release))
+
+    def equals_default(self, value: str, release: Release | None = None) -> Between | None:
+        """The versions in which `value` changes nothing; None when it is no default."""
+        return next((versions for versions, default in self.default_in(release) if self.values.same(value, default)), None)
+
+    @property
+    def never_logged(self) -> bool:
+        """True for variables that act on the log itself, or that NCCL reads without a word."""
+        return self.logged == NEVER

@@ -1,0 +1,66 @@
+"""Owns the table of NCCL's and RCCL's variables as one mapping, and what can be asked of it by name. Reads no environment.
+
+Source of every row unless it says otherwise: NCCL's environment documentation (2.30) and the sources of 2.18 - 2.30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from fleet_knowledge.nccl import table_choice, table_network, table_rccl, table_system
+from fleet_knowledge.nccl.grammar import FUNCTIONS, PROTOCOLS, chosen, parts
+from fleet_knowledge.nccl.undocumented import FOREIGN, UNDOCUMENTED
+from fleet_knowledge.nccl.values import Outcome
+from fleet_knowledge.nccl.variable import Variable
+from fleet_knowledge.release import Release
+
+NEWEST_READ = "2.30.7"
+"""The newest NCCL whose sources the table was checked against."""
+
+_TABLES = (table_choice.ROWS, table_system.ROWS, table_network.ROWS, table_rccl.ROWS)
+
+VARIABLES: Mapping[str, Variable] = {row.name: row for table in _TABLES for row in table}
+"""Every documented variable by its name."""
+
+
+def find(name: str) -> Variable | None:
+    """The row of `name`; None for one that no documentation has."""
+    return VARIABLES.get(name)
+
+
+def is_ours(name: str) -> bool:
+    """True for a name that NCCL or RCCL could read."""
+    return name.startswith(("NCCL_", "RCCL_"))
+
+
+def is_known(name: str) -> bool:
+    """True when documentation or source of some version has it, or another tool is known to read it."""
+    return name in VARIABLES or name in UNDOCUMENTED or whose(name) != ""
+
+
+def whose(name: str) -> str:
+    """The other tool that reads a name of NCCL's form, such as a plug-in or PyTorch; empty for NCCL's own."""
+    return next((owner for start, owner in FOREIGN.items() if name == start or (start.endswith("_") and name.startswith(start))), "")
+
+
+def nearest(name: str) -> str:
+    """The known name most like `name`; empty when none is."""
+    found = get_close_matches(name[:80], [*VARIABLES, *UNDOCUMENTED], n=1, cutoff=0.75)
+    return found[0] if found else ""
+
+
+def is_legal(name: str, value: str, release: Release | None = None) -> bool:
+    """True unless `value` is refused, ignored, misread or adjusted in `release`; unknown names are never illegal."""
+    row = VARIABLES.get(name)
+    fault = row.fault(value, release) if row else None
+    return fault is None or fault.outcome is Outcome.DISCOURAGED
+
+
+def needs_output_check(name: str, value: str) -> bool:
+    """True when the value forces LL128, which corrupts data on hardware that does not keep the order of 128-byte stores."""
+    if name == "RCCL_LL128_FORCE_ENABLE":
+        return value.strip() == "1"
+    if name != "NCCL_PROTO" or all(part.excludes for part in parts(value)):
+        return False
+    return any("ll128" in chosen(value, function, PROTOCOLS) for function in FUNCTIONS)
