@@ -13,6 +13,8 @@ _DEVICE = r"GPU ?\d+(?:[ /:]+MIG[ -]?\d+)?"
 _WORD = re.compile(rf"CPU Affinity|NUMA Affinity|GPU NUMA ID|{_DEVICE}|\S+")
 _LABEL = re.compile(rf"\s*({_DEVICE}|(?:MIG|NIC)[ -]?\d+|[a-z][a-z0-9]*_[\w-]+)", re.I)
 _GPU = re.compile(r"GPU ?(\d+)")
+_CPUS = re.compile(r"[\d,-]+")
+_CELL_WIDTH = 8
 AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
@@ -100,7 +102,7 @@ def _row(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequen
     words = rest.split()
     if not words:
         return Row(cut=True)
-    if len(words) >= len(columns):
+    if len(words) >= len(columns) and not any(_CPUS.fullmatch(word) for word in words[: len(columns)]):
         return Row(_present(columns, words), _tail(tails, words[len(columns) :]), cut=False)
     return _by_place(rest, columns, tails, starts)
 
@@ -110,11 +112,11 @@ def _by_place(rest: str, columns: Sequence[str], tails: Sequence[str], starts: S
     cells: dict[str, str] = {}
     behind: list[str] = []
     for found in re.finditer(r"\S+", rest):
-        if not _is_cell(found[0]) and re.fullmatch(r"[\d,-]+", found[0]):
-            behind.append(found[0])
-            continue
         nearest = min(range(len(columns)), key=lambda place: abs(starts[place] - found.start()))
-        cells.setdefault(columns[nearest], found[0])
+        if _CPUS.fullmatch(found[0]) or found.start() > starts[nearest] + _CELL_WIDTH:
+            behind.append(found[0])
+        else:
+            cells.setdefault(columns[nearest], found[0])
     return Row(cells, _tail(tails, behind), cut=not behind)
 
 
