@@ -1,0 +1,23 @@
+"""Owns all classes of failure by name: what each means, what cures it, what must not be done, whether to try again. Reads no log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet_knowledge.failure import Failure
+from fleet_knowledge.failures_of_launch import ARGUMENTS, MEMORY, MODEL, PORTS
+from fleet_knowledge.failures_of_work import HOST_FAULTS, NCCL, SERVING
+from fleet_protos.errors import ErrorKind
+
+__all__ = ["FAILURES", "Failure", "kind_of"]
+
+FAILURES: Mapping[str, Failure] = {
+    failure.name: failure for group in (MEMORY, PORTS, ARGUMENTS, MODEL, SERVING, NCCL, HOST_FAULTS) for failure in group
+}
+"""Every class by its name; a log that explains nothing has none of them."""
+
+
+def kind_of(failure_class: str) -> ErrorKind:
+    """What to do next about a server that ended so; `unknown` and names without a row are an exit like any other."""
+    failure = FAILURES.get(failure_class)
+    return failure.kind if failure else ErrorKind.SERVER_EXITED

@@ -1,0 +1,64 @@
+"""Owns accept lengths of speculation as decode lines tell them, and what steps and draft tokens they imply. Knows no arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_SAMPLES = 256
+# Accept rate had three definitions: len/(steps+1) in 0.5.3 - 0.5.4, len/draft tokens in 0.5.5 - 0.5.10, (len-1)/(draft tokens-1) since
+# 0.5.12.
+# At topk 1 the first two are one, since draft tokens = steps + 1.
+_WITH_BONUS, _WITHOUT_BONUS = "len/draft_tokens", "(len-1)/(draft_tokens-1)"
+_LOOSE = 0.06  # how far a quotient of two rounded figures may lie from a whole number, relative
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Lengths added up, and the first pairs of length and rate. A length is tokens per verify step, the bonus token counted."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = float("inf")
+    most: float = 0.0
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, lengths: Sequence[float], rates: Sequence[float]) -> None:
+        """Columns of equal length, or no rates at all."""
+        if not lengths:
+            return
+        self.count += len(lengths)
+        self.total += sum(lengths)
+        self.least, self.most = min(self.least, min(lengths)), max(self.most, max(lengths))
+        if rates and len(self.pairs) < _SAMPLES:
+            self.pairs += [(length, rate) for length, rate in zip(lengths, rates, strict=False) if rate >= 0.1 and length > 1][:_SAMPLES]
+
+    def to_json(self) -> dict[str, Any]:
+        """Mean and implied settings; null where the lines do not tell."""
+        tokens, definition = self._draft_tokens()
+        return {
+            "accept_len_mean": self.total / self.count if self.count else None,
+            "accept_len_min": self.least if self.count else None,
+            "accept_len_max": self.most if self.count else None,
+            "accept_rate_definition": definition,
+            "draft_tokens_inferred": tokens,
+            "spec_num_steps_inferred": tokens - 1 if tokens else None,
+        }
+
+    def _draft_tokens(self) -> tuple[int | None, str | None]:
+        with_bonus = [length / rate for length, rate in self.pairs]
+        without = [1 + (length - 1) / rate for length, rate in self.pairs]
+        judged = [
+            (_spread(values), round(sum(values) / len(values)), name)
+            for values, name in ((with_bonus, _WITH_BONUS), (without, _WITHOUT_BONUS))
+            if values
+        ]
+        spread, tokens, name = min(judged, default=(1.0, 0, ""))
+        return (tokens, name) if spread < _LOOSE and tokens >= 2 else (None, None)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Mean distance from the whole number that they lie around, relative to it."""
+    whole = max(round(sum(values) / len(values)), 1)
+    return sum(abs(value - whole) for value in values) / len(values) / whole

@@ -1,0 +1,87 @@
+"""Owns the details of a failure: numbers and names that its lines give, under the keys of `docs/json.md`. Chooses no class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from fleet_knowledge.failures import Failure
+from fleet_knowledge.log.roots import Sighting
+from fleet_knowledge.nccl.facts import NcclFacts
+
+if TYPE_CHECKING:
+    from fleet_knowledge.log.story import Story
+
+_SEVERAL = ("port", "bus_id")  # details of which a log may name more than one
+_OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")
+
+
+def details_of(story: Story, root: Sighting, nccl: NcclFacts) -> dict[str, Any]:
+    """What the lines of the root's class name."""
+    sightings = [root, *story.roots.of_class(root.failure_class)]
+    found = _named(sightings)
+    ranks = sorted({sighting.rank for sighting in sightings if sighting.rank}, key=lambda label: (len(label), label))
+    if ranks:
+        found["ranks_reporting"] = ranks
+    if root.failure_class.startswith(_OF_NCCL) and nccl.failure:
+        named = {"variable": nccl.failure.variable, "value": nccl.failure.value, "function": nccl.failure.function}
+        found |= {key: value for key, value in {**named, "nccl_result": nccl.failure.result}.items() if value}
+    special = _OF_CLASS.get(root.failure_class)
+    return {**found, **special(story, root, found)} if special else found
+
+
+def told_cause(failure: Failure, details: Mapping[str, Any]) -> str:
+    """The cause of a class with what this log names."""
+    if failure.name in ("port_in_use", "dist_port_in_use") and details.get("ports"):
+        return f"{failure.cause} The port is {', '.join(map(str, details['ports']))}."
+    if failure.name == "watchdog_timeout" and "timeout_s" in details:
+        return failure.cause.replace("the watchdog's time", f"{details['timeout_s']} s")
+    if failure.name == "weight_load_incomplete" and details.get("healthy_rank"):
+        return f"Not the fault of {details['healthy_rank']}: it finished loading and waited for others that did not."
+    return failure.cause
+
+
+def _named(sightings: Sequence[Sighting]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for sighting in sightings:
+        for name, value in sighting.details.items():
+            found.setdefault(name, _number(value))
+    for name in _SEVERAL:
+        values = list(dict.fromkeys(_number(sighting.details[name]) for sighting in sightings if name in sighting.details))
+        if values:
+            found[f"{name}s"] = values
+    if "repository" in found:
+        found.setdefault("model", found.pop("repository"))
+    return found
+
+
+def _of_watchdog(story: Story, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+    silent = sorted({str(rank) for rank in story.launch.seen} - set(found.get("ranks_reporting", ())))
+    since = _earlier(root.stamp, found.get("timeout_s"))
+    return {"ranks_silent": silent, **({"last_forward_stuck_since": since} if since else {})}
+
+
+def _of_weights(story: Story, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+    healthy = f"TP{found['healthy_rank']}" if "healthy_rank" in found else root.rank
+    waiting = sorted({str(rank) for rank in story.launch.seen - story.launch.ended} - {healthy, *found.get("ranks_reporting", ())})
+    return {"healthy_rank": healthy, "ranks_unfinished": waiting, "needs": "logs of all hosts of the job"}
+
+
+def _of_kill(story: Story, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"signal": "SIGKILL"} if found.get("exit_code") == -9 else {}
+
+
+_OF_CLASS = {"watchdog_timeout": _of_watchdog, "weight_load_incomplete": _of_weights, "host_oom_kill": _of_kill, "killed": _of_kill}
+
+
+def _earlier(stamp: str, by_s: Any) -> str:
+    try:
+        return str(datetime.fromisoformat(stamp.replace(",", ".")) - timedelta(seconds=int(by_s)))
+    except (ValueError, TypeError, OverflowError):
+        return ""
+
+
+def _number(text: str) -> int | str:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdecimal() and len(text) < 18 else text

@@ -1,0 +1,193 @@
+"""Owns lines of one shape: where in a batch line its numbers stand, so that thousands are read as columns at once. Judges no number.
+
+Two lines have the same shape when they are equal without their digits. A layout is made from the first line of a shape by the slow
+reader, and used only where it reads that line as the slow reader did.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fleet_knowledge.log.batches import COUNTS, DECODE, FIGURES, LARGEST, PREFILL, SHARES, USAGES, Batch, read_batch
+from fleet_knowledge.log.lines import Line, Rank, read_lines
+
+DIGITS = b"0123456789"
+_LETTERS = bytes(code for code in range(256) if chr(code).isascii() and chr(code).isalpha())
+_NUMBERS = bytes(code if chr(code) in "0123456789." else 32 for code in range(256))
+_RANK = {name: re.compile(rb"\[[^\]]*?\b(?:ATTN_)?" + name.encode() + rb"(\d{1,6})\b[^\]]*\]") for name in ("DP", "PP", "TP")}
+_CLOCK = re.compile(rb"(?<!\d)(\d\d):(\d\d):(\d\d)(?=[\].,Z+ A-Z])")
+_WANTED = {
+    DECODE: ("running", "queue", "gen_throughput", "accept_len", "accept_rate", *USAGES),
+    PREFILL: ("running", "queue", "new_token", "cached_token", "input_throughput", *USAGES),
+}
+_KEYS = {
+    name: tuple(
+        re.compile(rb"(?:, |,|\] |[.,:] )" + re.escape(key.encode()) + rb": (\d[\d.]*)")
+        for table in (COUNTS, SHARES, FIGURES)
+        for key, own in table.items()
+        if own == name
+    )
+    for table in (COUNTS, SHARES, FIGURES)
+    for name in table.values()
+}
+_WIDE = frozenset({"gen_throughput", "input_throughput"})  # numbers that seldom come twice
+_MANY = 32_768
+
+
+class _Numbers(dict[bytes, float]):
+    """What a token is as a number, each read once. Raises ValueError for one that is none."""
+
+    def __missing__(self, token: bytes) -> float:
+        self[token] = value = float(token)
+        if value >= LARGEST:
+            raise ValueError(token)
+        return value
+
+
+_FEW = _Numbers()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Batch lines of one rank as columns of equal length; `at` is the place of each among all, `clock` hours, minutes, seconds."""
+
+    kind: str
+    rank: Rank
+    source: str
+    graph: bool | None
+    graph_kind: str
+    role: str
+    at: Sequence[int]
+    clock: Sequence[Sequence[bytes]]
+    columns: Mapping[str, Sequence[float]]
+
+    def second_of_day(self, index: int) -> float | None:
+        """When a line was written; None without a stamp."""
+        if not self.clock:
+            return None
+        hours, minutes, rest = (float(part[index]) for part in self.clock)
+        return hours * 3600 + minutes * 60 + rest
+
+    def only(self, picks: Sequence[int], rank: Rank) -> Rows:
+        """These lines alone, under their rank."""
+        columns = {name: [column[i] for i in picks] for name, column in self.columns.items()}
+        clock = [[part[i] for i in picks] for part in self.clock]
+        return replace(self, rank=rank, at=[self.at[i] for i in picks], clock=clock, columns=columns)
+
+
+@dataclass(slots=True)
+class Layout:
+    """One shape: the places of its numbers, and the lines of it that wait to be read."""
+
+    kind: str
+    source: str
+    graph: bool | None
+    graph_kind: str
+    role: str
+    dropped: bytes  # letters, where taking them out joins no numbers
+    width: int
+    places: Mapping[str, int]
+    ranks: tuple[int, ...]  # places of dp, pp, tp; -1 without
+    clock: int  # place of the hours; -1 without
+    raws: list[bytes] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+
+    def rows(self) -> list[Rows]:
+        """The lines that wait, by rank; they wait no longer."""
+        raws, at = self.raws, self.at
+        self.raws, self.at = [], []
+        tokens = b"\n".join(raws).translate(_NUMBERS, self.dropped).split()
+        try:
+            if len(tokens) != self.width * len(raws):
+                raise ValueError
+            return self._split(tokens, at)
+        except ValueError:  # a number that is none
+            return [rows for raw, place in zip(raws, at, strict=True) for rows in slow_rows(raw, place)]
+
+    def _split(self, tokens: list[bytes], at: list[int]) -> list[Rows]:
+        width = self.width
+        if len(_FEW) > _MANY:
+            _FEW.clear()
+        columns = {
+            name: list(map(float if name in _WIDE else _FEW.__getitem__, tokens[place::width])) for name, place in self.places.items()
+        }
+        if any(max(columns[name]) >= LARGEST for name in _WIDE if name in columns):
+            raise ValueError
+        clock = [tokens[self.clock + part :: width] for part in range(3)] if self.clock >= 0 else []
+        labels = [tokens[place::width] if place >= 0 else [b"-1"] * len(at) for place in self.ranks]
+        rows = Rows(self.kind, Rank(), self.source, self.graph, self.graph_kind, self.role, at, clock, with_usage(columns))
+        if all(label.count(label[0]) == len(label) for label in labels):
+            return [replace(rows, rank=Rank(*(int(label[0]) for label in labels)))]
+        picks: dict[tuple[bytes, ...], list[int]] = {}
+        for index, rank in enumerate(zip(*labels, strict=True)):
+            picks.setdefault(rank, []).append(index)
+        return [rows.only(indices, Rank(*map(int, rank))) for rank, indices in picks.items()]
+
+
+def layout_of(raw: bytes) -> Layout | None:
+    """The layout of a physical line that is one batch line and nothing else; None where columns would not read it as words do."""
+    lines = list(read_lines(raw))
+    batch = read_batch(lines[0]) if len(lines) == 1 else None
+    if batch is None:
+        return None
+    tokens = raw.translate(_NUMBERS).split()
+    dropped = _LETTERS if len(raw.translate(_NUMBERS, _LETTERS).split()) == len(tokens) else b""
+    places = _places(raw, batch, tokens)
+    ranks = tuple(_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1 for name in ("DP", "PP", "TP"))
+    own = batch.rank or Rank()
+    if places is None or tuple(int(tokens[place]) if place >= 0 else -1 for place in ranks) != (own.dp, own.pp, own.tp):
+        return None
+    clock = _CLOCK.search(raw)
+    hours = _before(raw, clock.start(1)) if clock else -1
+    return Layout(batch.kind, lines[0].source, batch.graph, batch.graph_kind, batch.role, dropped, len(tokens), places, ranks, hours)
+
+
+def slow_rows(raw: bytes, place: int) -> Iterator[Rows]:
+    """A physical line read message by message."""
+    for line in read_lines(raw):
+        if batch := read_batch(line):
+            yield rows_of(batch, line, place)
+
+
+def rows_of(batch: Batch, line: Line, place: int) -> Rows:
+    """One batch as columns of one row."""
+    columns = {name: [float(batch.values[name])] for name in _WANTED[batch.kind] if name in batch.values}
+    clock = re.fullmatch(r"(?:\S+ )?(\d\d):(\d\d):(\d\d(?:\.\d+)?)", line.stamp, re.ASCII)
+    parts = [[part.encode()] for part in clock.groups()] if clock else []
+    return Rows(
+        batch.kind, batch.rank or Rank(), line.source, batch.graph, batch.graph_kind, batch.role, [place], parts, with_usage(columns)
+    )
+
+
+def with_usage(columns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
+    """The usages of all pools as one column: the fullest counts."""
+    usages = [columns[name] for name in USAGES if name in columns]
+    kept = {name: column for name, column in columns.items() if name not in USAGES}
+    return {**kept, "token_usage": list(map(max, *usages)) if len(usages) > 1 else usages[0]} if usages else kept
+
+
+def _places(raw: bytes, batch: Batch, tokens: list[bytes]) -> dict[str, int] | None:
+    places: dict[str, int] = {}
+    for name in _WANTED[batch.kind]:
+        found = [match for key in _KEYS[name] for match in key.finditer(raw)]
+        if not found and (name not in batch.values or name == "token_usage"):
+            continue  # token_usage: the fullest of other pools
+        place = _before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
+        if place >= len(tokens) or (name not in USAGES and _float(tokens[place]) != batch.values.get(name)):
+            return None
+        places[name] = place
+    return places
+
+
+def _before(raw: bytes, offset: int) -> int:
+    """How many numbers stand before this place."""
+    return len(raw[:offset].translate(_NUMBERS).split())
+
+
+def _float(token: bytes) -> float | None:
+    try:
+        return float(token)
+    except ValueError:
+        return None

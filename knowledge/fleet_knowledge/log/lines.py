@@ -1,0 +1,137 @@
+"""Owns one physical line: takes off what wrappers put around it, splits merged messages, reads stamp and rank. Judges no content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+# What a collector of logs writes before a line: name of a container or pod, process of Ray, time of journald, syslog, Kubernetes, slurm
+_WRAPPERS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?P<source>[A-Za-z0-9][\w.-]*) *\| ?",  # docker compose
+        r"\[pod/(?P<source>[^\]]+)\] ",  # kubectl logs --prefix
+        r"\((?:[\w:.]+ )?pid=(?P<source>\d+(?:, ip=[\da-fA-F.:]+)?)\) ?",  # Ray
+        rf"(?P<time>{_ISO}) (?:stdout|stderr) [FP] ",  # CRI
+        rf"(?P<time>{_ISO}) (?:(?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )?",  # docker --timestamps, journald short-iso
+        r"[A-Z][a-z]{2} [ \d]\d (?P<time>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: ",  # syslog
+        r"\[(?:rank|default)(?P<source>\d+)\]: ?",  # torchrun
+        r" ?(?P<source>\d{1,3}): (?=\[|\S+:\d+:\d+ \[)",  # srun --label
+        r"<\d{1,3}>",
+    )
+)
+_MAX_WRAPPERS = 4
+_RANKS = r"(?: [A-Z][A-Z_]*\d+)*"
+_STAMP = re.compile(rf"\[(?:(?P<date>\d{{4}}-\d\d-\d\d)[ T])?(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{{1,9}})?(?P<rank>{_RANKS})(?: [\w.-]+)?\] ?")
+_GPU_STAMP = re.compile(r"\[gpu=(\d+)\] ?")  # up to 0.2
+# Where a second message begins in the same physical line
+_SECOND = re.compile(
+    rf"(?<!^)(?=\[(?:\d{{4}}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?{_RANKS}\] )"
+    r"|(?<=[^\s\w.\]-])(?=[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] (?:[\w/.-]+:\d+ )?NCCL )"
+    r"|(?<=COMPLETE)(?=\S+:\d+:\d+ \[\d+\] NCCL )|(?<=START)(?=\S+:\d+:\d+ \[\d+\] NCCL )"
+)
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """Which worker wrote a line; -1 where its label does not say."""
+
+    dp: int = -1
+    pp: int = -1
+    tp: int = -1
+
+    @classmethod
+    def read(cls, label: str) -> Rank | None:
+        """`DP0 TP0 EP0`, `PP1 TP3`, `TP0`; None without such a label."""
+        found = {name[-2:]: int(number) for name, number in re.findall(r"([A-Z][A-Z_]*)(\d{1,6})\b", label) if name in _RANK_NAMES}
+        return cls(found.get("DP", -1), found.get("PP", -1), found.get("TP", -1)) if found else None
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}{value}" for name, value in (("DP", self.dp), ("PP", self.pp), ("TP", self.tp)) if value >= 0)
+
+
+_RANK_NAMES = ("DP", "PP", "TP", "ATTN_DP", "ATTN_TP")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One message. `stamp` is its own time as written, or the wrapper's; `at_s` the same in seconds, None without."""
+
+    text: str
+    stamp: str = ""
+    at_s: float | None = None
+    rank: Rank | None = None
+    source: str = ""
+    torn: bool = False  # another message begins where this one should have gone on
+
+
+def read_lines(raw: bytes) -> Iterator[Line]:
+    """The messages of a physical line, in order; undecodable bytes are replaced."""
+    text, source, time = unwrap(raw.decode("utf-8", "replace"))
+    pieces = _SECOND.split(text) if _SECOND.search(text) else [text]
+    pieces = [piece for piece in pieces if piece] or [""]
+    for index, piece in enumerate(pieces):
+        yield _read(piece, source, time, torn=index < len(pieces) - 1)
+
+
+def unwrap(text: str) -> tuple[str, str, str]:
+    """(what the process itself wrote, name of the process or container, time of the collector); the last two may be empty."""
+    text = _ANSI.sub("", text).replace("\x00", "").rstrip()
+    if text.startswith('{"log":'):
+        text = _docker_json(text)
+    source = time = ""
+    for _ in range(_MAX_WRAPPERS):
+        found = next((match for wrapper in _WRAPPERS if (match := wrapper.match(text))), None)
+        if not found:
+            break
+        named = found.groupdict()
+        source, time = named.get("source") or source, named.get("time") or time
+        text = text[found.end() :]
+    return text, source, time
+
+
+def seconds(day: str, clock: str) -> float | None:
+    """Seconds that grow with time: of `2025-06-03` and `10:02:24.5`; without a day since midnight. None when they are no time."""
+    try:
+        hours, minutes, rest = clock.replace(",", ".").split(":")
+        since_midnight = int(hours) * 3600 + int(minutes) * 60 + float(rest)
+        return since_midnight + (date.fromisoformat(day).toordinal() * _DAY_S if day else 0.0)
+    except ValueError:
+        return None
+
+
+def elapsed(begin_s: float | None, end_s: float | None) -> float | None:
+    """Seconds between two times; a clock without a day may have passed midnight."""
+    if begin_s is None or end_s is None:
+        return None
+    took_s = end_s - begin_s
+    if took_s < 0 and max(begin_s, end_s) < _DAY_S:
+        took_s += _DAY_S
+    return took_s if took_s >= 0 else None
+
+
+def _read(piece: str, source: str, time: str, torn: bool) -> Line:
+    found = _STAMP.search(piece, 0, 200)
+    if found:
+        day, clock = found["date"] or "", found[0].strip("[] ").removesuffix(found["rank"])
+        clock = clock.removeprefix(day).strip(" T").split(" ")[0]
+        text = piece[found.end() :] if found.start() == 0 else piece[: found.start()] + piece[found.end() :]
+        return Line(text.strip(), f"{day} {clock}".strip(), seconds(day, clock), Rank.read(found["rank"]), source, torn)
+    if found := _GPU_STAMP.match(piece):
+        return Line(piece[found.end() :], rank=Rank(tp=int(found[1])), source=source, torn=torn)
+    day, _, clock = time.rpartition("T")
+    clock = re.split(r"[Z+-]", clock)[0]
+    return Line(piece.rstrip(), f"{day} {clock}".strip(), seconds(day, clock[:15]), None, source, torn)
+
+
+def _docker_json(text: str) -> str:
+    try:
+        return str(json.loads(text)["log"]).rstrip()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text

@@ -1,0 +1,211 @@
+"""Owns the phases of a launch: their order, the lines that open and close them, and how long each may stand still. Ends no server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet_knowledge.log.lines import Line, Rank, elapsed
+from fleet_knowledge.release import Between
+
+START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC = "start", "init_dist", "load_weight", "kv_alloc"
+CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING = "capture_graph", "warm_up", "http_bind", "ready", "serving"
+PHASES = (START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC, CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING)
+
+WITHOUT_PROGRESS_S: Mapping[str, float] = {
+    START: 300.0,  # imports of a cold file system; downloads count as progress
+    INIT_DIST: 600.0,  # SGLang's own --dist-timeout
+    LOAD_WEIGHT: 900.0,  # one shard from slow shared storage
+    KV_ALLOC: 300.0,
+    CAPTURE_GRAPH: 900.0,  # one batch size with autotuning
+    WARM_UP: 1800.0,  # DeepGEMM compiles thousands of kernels without a word up to 0.4.5
+    HTTP_BIND: 600.0,  # the server's own first request
+    READY: 0.0,  # 0: no limit
+    SERVING: 0.0,
+}
+"""Seconds that a phase may last without a line or a count that comes on; defaults of `phase_timeouts_s`."""
+
+_BEGIN, _END, _MARK = "begin", "end", "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    phase: str
+    what: str
+    words: re.Pattern[str]
+    source: str
+    between: Between = field(default_factory=Between)
+
+
+def _marker(phase: str, what: str, words: str, source: str, first: str = "", last: str = "") -> _Marker:
+    return _Marker(phase, what, re.compile(words), source, Between(first, last))
+
+
+_MARKERS = (
+    _marker(START, _BEGIN, r"^server_args=(?:ServerArgs\(|\{)", "http_server.py, engine.py"),
+    _marker(INIT_DIST, _BEGIN, r"^Init torch distributed begin", "model_runner.py", "", "0.5.13"),
+    _marker(INIT_DIST, _END, r"^Init torch distributed ends", "model_runner.py", "", "0.5.13"),
+    _marker(INIT_DIST, _BEGIN, r"^Init parallel begin", "distributed/bootstrap.py", "0.5.13"),
+    _marker(INIT_DIST, _END, r"^Init parallel ends", "distributed/bootstrap.py", "0.5.13"),
+    _marker(LOAD_WEIGHT, _BEGIN, r"^Load weight begin", "model_runner.py"),
+    _marker(LOAD_WEIGHT, _END, r"^Load weight end", "model_runner.py"),
+    _marker(KV_ALLOC, _MARK, r"KV Cache is allocated|^Memory profiling|^Mamba Cache is allocated", "memory_pool.py"),
+    _marker(KV_ALLOC, _END, r"^Memory pool end", "model_runner.py"),
+    _marker(CAPTURE_GRAPH, _BEGIN, r"^Capture (?:[\w-]+ )*?(?i:cuda|npu|cpu|xpu)? ?graphs? begin", "cuda_graph_runner.py"),
+    _marker(CAPTURE_GRAPH, _END, r"^Capture (?:[\w-]+ )*?(?i:cuda|npu|cpu|xpu)? ?graphs? end", "cuda_graph_runner.py"),
+    _marker(CAPTURE_GRAPH, _MARK, r"^Capturing (?:batches|num[_ ]tokens)", "tqdm bar of cuda_graph_runner.py"),
+    _marker(
+        WARM_UP,
+        _MARK,
+        r"Entering DeepGEMM JIT|DeepGEMM (?:JIT|warmup)|^Try DeepGEMM|flashinfer autotune|^Running FlashInfer autotune",
+        "deep_gemm",
+    ),
+    _marker(HTTP_BIND, _MARK, r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn running", "uvicorn"),
+    _marker(READY, _MARK, r"The server is fired up and ready to roll!", "http_server.py, 0.2 - 0.5.23"),
+)
+_ANY = re.compile("|".join(marker.words.pattern.replace("^", "") for marker in _MARKERS))
+_ELAPSED = re.compile(r"\b(?:elapsed=|Time elapsed: )([\d.]{1,12}) ?s")
+_TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")  # from 0.5.13: what the engine itself measured
+_TIMING = re.compile(r"(\w+)=(?:([\d.]{1,12})|\{([^}]*)\})")
+_OF_TIMING = {"load_weight": LOAD_WEIGHT, "kv_cache_allocation": KV_ALLOC, "cuda_graph": CAPTURE_GRAPH}
+_DRAFT = re.compile(r"\bdraft\b", re.I)
+_COUNT = re.compile(r"(\d{1,7})/(\d{1,7}) \[")
+_BARS = (
+    (LOAD_WEIGHT, re.compile(r"Loading \w+ checkpoint shards|Multi-thread loading shards|Loading (?:safetensors|pt) ")),
+    (CAPTURE_GRAPH, re.compile(r"Capturing (?:batches|num[_ ]tokens)")),
+    (WARM_UP, re.compile(r"DeepGEMM warmup")),
+)
+_MAX_RANKS = 4096
+_NOBODY = Rank()
+
+
+@dataclass(slots=True)
+class Launch:
+    """How far one launch has come. Fed with messages in order; memory is bounded by the number of ranks."""
+
+    phase: str = ""
+    progress: tuple[int, int] = (0, 0)
+    ready_at: str = ""
+    ready_at_s: float | None = None
+    began_s: float | None = None
+    begun: bool = False  # a line of the launch itself was seen: the log does not begin later
+    shards: tuple[int, int] = (0, 0)
+    graphs: tuple[int, int] = (0, 0)
+    ended: set[Rank] = field(default_factory=set)  # ranks that finished loading weights
+    seen: set[Rank] = field(default_factory=set)
+    _open: dict[tuple[Rank, str], float] = field(default_factory=dict)
+    _took_s: dict[tuple[Rank, str], float] = field(default_factory=dict)
+    _of_rank: dict[Rank, str] = field(default_factory=dict)
+    _measured_s: dict[str, float] = field(default_factory=dict)
+    _bound_s: float | None = None
+
+    def take(self, line: Line) -> bool:
+        """True when the message moved the launch or told of progress."""
+        if line.rank and len(self.seen) < _MAX_RANKS:
+            self.seen.add(line.rank)
+        if "%|" in line.text or "% Completed" in line.text:
+            return self._count(line.text)
+        if line.text.startswith("Engine startup timings"):
+            return self._timings(line.text)
+        if not _ANY.search(line.text):
+            return False
+        marker = next((marker for marker in _MARKERS if marker.words.search(line.text)), None)
+        if marker:
+            self._mark(marker, line)
+        return marker is not None
+
+    def serve(self) -> None:
+        """Requests are served: seen without a ready line in a log that begins later."""
+        if self.phase in ("", READY):
+            self.phase = SERVING
+
+    def phase_of(self, rank: Rank | None) -> str:
+        """Where a rank stood last; where the launch stood when the rank told nothing of itself."""
+        own = self._of_rank.get(rank or _NOBODY, "")
+        return self.phase if not own or self.phase in (READY, SERVING) else own
+
+    def phases_s(self) -> dict[str, float]:
+        """Seconds of each phase that ended, of the slowest rank, in order."""
+        took: dict[str, float] = {}
+        for (_, phase), seconds in self._took_s.items():
+            took[phase] = max(took.get(phase, 0.0), seconds)
+        took |= self._measured_s
+        return {phase: round(took[phase], 3) for phase in PHASES if phase in took}
+
+    def _mark(self, marker: _Marker, line: Line) -> None:
+        rank = line.rank or _NOBODY
+        self.begun = self.begun or marker.phase != WARM_UP
+        if marker.phase == START:
+            self.began_s = line.at_s
+        elif self.began_s is not None and (START not in {phase for _, phase in self._took_s}) and marker.phase == INIT_DIST:
+            self._add(_NOBODY, START, elapsed(self.began_s, line.at_s))
+        if marker.phase == READY:
+            self._get_ready(line)
+        elif marker.phase == HTTP_BIND:
+            self._bound_s = line.at_s if self._bound_s is None else self._bound_s
+        elif marker.what == _BEGIN:
+            self._begin(rank, marker.phase, line)
+        elif marker.what == _END:
+            self._end(rank, marker.phase, line)
+        self._move(rank, KV_ALLOC if (marker.phase, marker.what) == (LOAD_WEIGHT, _END) else marker.phase)
+
+    def _move(self, rank: Rank, phase: str) -> None:
+        if phase != self.phase:
+            self.progress = (0, 0)
+        self.phase = phase if self.phase not in (READY, SERVING) else self.phase
+        if len(self._of_rank) < _MAX_RANKS:
+            self._of_rank[rank] = phase
+
+    def _get_ready(self, line: Line) -> None:
+        self.ready_at, self.ready_at_s = line.stamp, line.at_s
+        self._add(_NOBODY, HTTP_BIND, elapsed(self._bound_s, line.at_s))
+
+    def _begin(self, rank: Rank, phase: str, line: Line) -> None:
+        if line.at_s is not None and len(self._open) < _MAX_RANKS:
+            self._open[rank, phase] = line.at_s
+
+    def _end(self, rank: Rank, phase: str, line: Line) -> None:
+        if phase == CAPTURE_GRAPH and _DRAFT.search(line.text):
+            self._open.pop((rank, phase), None)
+            return  # the target's graphs are what the phase is told by; the draft's come after
+        found = _ELAPSED.search(line.text)
+        took_s = elapsed(self._open.pop((rank, phase), None), line.at_s)
+        self._add(rank, phase, _decimal(found[1]) if found else took_s)
+        if phase == LOAD_WEIGHT:
+            self.ended.add(rank) if len(self.ended) < _MAX_RANKS else None
+            if line.at_s is not None:
+                self._open[rank, KV_ALLOC] = line.at_s
+
+    def _add(self, rank: Rank, phase: str, took_s: float | None) -> None:
+        if took_s is not None and len(self._took_s) < _MAX_RANKS * len(PHASES):
+            self._took_s[rank, phase] = self._took_s.get((rank, phase), 0.0) + took_s
+
+    def _count(self, text: str) -> bool:
+        bar = next((phase for phase, words in _BARS if words.search(text)), "")
+        counts = _COUNT.findall(text)
+        if not counts or not bar:
+            return False
+        self._move(_NOBODY, bar)
+        self.progress = done_total = (int(counts[-1][0]), int(counts[-1][1]))
+        if bar == LOAD_WEIGHT:
+            self.shards = done_total
+        elif bar == CAPTURE_GRAPH:
+            self.graphs = done_total
+        return True
+
+    def _timings(self, text: str) -> bool:
+        found = _TIMINGS.match(text)
+        for name, value, group in _TIMING.findall(found[1] if found else ""):
+            phase = _OF_TIMING.get(name)
+            seconds = _decimal(value) if value else sum(_decimal(part) for part in re.findall(r"=([\d.]{1,12})", group))
+            if phase and (phase != CAPTURE_GRAPH or seconds):
+                self._measured_s[phase] = seconds
+        return True
+
+
+def _decimal(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,252 @@
+"""Owns the adding up of batch lines: per rank first, then over DP ranks, never over TP or PP. Reads no text.
+
+A server prints one line per DP rank; each tells of that rank alone, and lines of the ranks come at different times. So each rank's mean
+over the log is taken first, and the sum over DP ranks is the server's rate. Ranks of one TP group and stages of a pipeline tell of the same
+tokens.
+The rate of the first decode line after idle time is tokens over the time since the line before: it is left out, its accept length is not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet_knowledge.log.acceptance import Acceptance
+from fleet_knowledge.log.batches import DECODE
+from fleet_knowledge.log.layouts import Rows
+from fleet_knowledge.log.lines import Rank
+
+_MAX_RANKS = 4096
+_SHOWN_DROPS = 8
+_OF_A_HEALTH_CHECK = (("new_token", 8), ("cached_token", 8), ("running", 0))  # what its prefill line shows at most
+_GAP_S = 5.0  # a busy rank writes oftener
+_DAY_S = 86400.0
+
+
+@dataclass(slots=True)
+class Sum:
+    """Count, sum, largest and last of a figure."""
+
+    count: int = 0
+    total: float = 0.0
+    most: float = float("-inf")
+    last: float = 0.0
+
+    def add(self, values: Sequence[float]) -> None:
+        """One column."""
+        if values:
+            self.count += len(values)
+            self.total += sum(values)
+            self.most, self.last = max(self.most, max(values)), values[-1]
+
+    @property
+    def mean(self) -> float | None:
+        """None of nothing."""
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class RankRates:
+    """One rank of one source."""
+
+    decodes: int = 0
+    prefills: int = 0
+    throughput: Sum = field(default_factory=Sum)
+    rate_seen: float = 0.0  # sums over all lines, idle ones too
+    running_seen: float = 0.0
+    running: Sum = field(default_factory=Sum)
+    queue_max: float | None = None
+    usage_max: float | None = None
+    input_throughput: Sum = field(default_factory=Sum)
+    new_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    idle: bool = False  # the next decode line ends an interval that began while idle
+    first: tuple[int, float, float] | None = None  # place, rate and running of a first line that has no neighbour yet
+    last_s: float | None = None
+
+
+@dataclass(slots=True)
+class Rates:
+    """All ranks of a log."""
+
+    ranks: dict[tuple[str, Rank], RankRates] = field(default_factory=dict)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    graphs: dict[tuple[str, bool], int] = field(default_factory=dict)
+    eager_at: float | None = None  # the smallest batch that ran without a graph
+    graphed_at: float | None = None  # the largest that ran with one
+    dropped: int = 0
+    drops: list[dict[str, Any]] = field(default_factory=list)
+    roles: set[str] = field(default_factory=set)
+    real_work: bool = False  # more than a health check's single token
+
+    def add(self, pieces: Sequence[Rows]) -> None:
+        """Lines since the last call, in any order of pieces."""
+        grouped: dict[tuple[str, Rank], list[Rows]] = {}
+        for rows in pieces:
+            grouped.setdefault((rows.source, rows.rank), []).append(rows)
+        for key in sorted(grouped):
+            if key not in self.ranks and len(self.ranks) >= _MAX_RANKS:
+                continue
+            rank = self.ranks.setdefault(key, RankRates())
+            decodes = sorted((rows for rows in grouped[key] if rows.kind == DECODE), key=lambda rows: rows.at[0])
+            prefills = sorted((rows for rows in grouped[key] if rows.kind != DECODE), key=lambda rows: rows.at[0])
+            self._add_prefills(rank, prefills)
+            starts = sorted(at for rows in prefills for at in _starts(rows))
+            self._add_decodes(rank, decodes, starts)
+
+    def forget(self, source: str) -> int:
+        """Drop what one source told so far, such as the server's own warm-up; the number of lines dropped."""
+        gone = [key for key in self.ranks if key[0] == source]
+        lines = sum(self.ranks[key].decodes + self.ranks[key].prefills for key in gone)
+        for key in gone:
+            del self.ranks[key]
+        if not self.ranks:
+            self.acceptance, self.graphs, self.eager_at, self.graphed_at = Acceptance(), {}, None, None
+            self.dropped, self.drops, self.roles, self.real_work = 0, [], set(), False
+        return lines
+
+    def finish(self) -> None:
+        """A first line that never got a neighbour is believed."""
+        for rank in self.ranks.values():
+            if rank.first:
+                rank.throughput.add([rank.first[1]])
+                rank.first = None
+
+    def _add_prefills(self, rank: RankRates, pieces: Sequence[Rows]) -> None:
+        for rows in pieces:
+            columns = rows.columns
+            rank.prefills += len(rows.at)
+            rank.new_tokens += sum(columns.get("new_token", ()))
+            rank.cached_tokens += sum(columns.get("cached_token", ()))
+            rank.input_throughput.add(columns.get("input_throughput", ()))
+            rank.queue_max = _larger(rank.queue_max, columns.get("queue"))
+            rank.usage_max = _larger(rank.usage_max, columns.get("token_usage"))
+            self.roles.add(rows.role)
+            self.real_work = self.real_work or any(max(columns.get(name, (0,))) > most for name, most in _OF_A_HEALTH_CHECK)
+
+    def _add_decodes(self, rank: RankRates, pieces: Sequence[Rows], starts: list[int]) -> None:
+        for rows in pieces:
+            columns = rows.columns
+            rank.running.add(columns.get("running", ()))
+            rank.queue_max = _larger(rank.queue_max, columns.get("queue"))
+            rank.usage_max = _larger(rank.usage_max, columns.get("token_usage"))
+            self.roles.add(rows.role)
+            self.acceptance.add(columns.get("accept_len", ()), columns.get("accept_rate", ()))
+            self._add_graphs(rows)
+            self.real_work = True
+        timed = [rows for rows in pieces if "gen_throughput" in rows.columns]
+        if rank.prefills:
+            self._add_after_prefills(rank, timed, starts)
+        elif timed:
+            self._add_alone(rank, _in_order(timed))
+        rank.decodes += sum(len(rows.at) for rows in pieces)
+
+    def _add_graphs(self, rows: Rows) -> None:
+        if rows.graph is None:
+            return
+        key = (rows.graph_kind, rows.graph)
+        self.graphs[key] = self.graphs.get(key, 0) + len(rows.at)
+        running = rows.columns.get("running", ())
+        if running and rows.graph:
+            self.graphed_at = max(running) if self.graphed_at is None else max(self.graphed_at, max(running))
+        elif running:
+            self.eager_at = min(running) if self.eager_at is None else min(self.eager_at, min(running))
+
+    def _add_after_prefills(self, rank: RankRates, pieces: Sequence[Rows], starts: list[int]) -> None:
+        """Prefill lines tell exactly when a rank was idle: the decode line after one that found nothing running is left out."""
+        starts = [-1, *starts] if rank.idle else starts
+        idle: set[int] = set()
+        rank.idle = False
+        for start in starts:
+            after = [rows.at[index] for rows in pieces if (index := bisect_left(rows.at, start)) < len(rows.at)]
+            idle |= {min(after)} if after else set()
+            rank.idle = not after
+        for rows in pieces:
+            rates = rows.columns["gen_throughput"]
+            gone = {index for index, at in enumerate(rows.at) if at in idle} if idle else set()
+            self._drop(gone, rows)
+            rank.throughput.add([rate for index, rate in enumerate(rates) if index not in gone] if gone else rates)
+
+    def _add_alone(self, rank: RankRates, rows: Rows) -> None:
+        """Decode lines alone (a decode server of a pair, a cut log): idle time is told from a silence and the rate after it."""
+        rates = rows.columns["gen_throughput"]
+        running = rows.columns.get("running", [1.0] * len(rates))
+        gone = _after_gaps(rank, rows, rates, running)
+        held = rank.first is None and not rank.decodes and len(rates) == 1
+        if held:
+            rank.first, gone = (rows.at[0], rates[0], running[0]), set()
+        else:
+            gone |= self._judge_first(rank, rates, running)
+        self._drop(gone, rows)
+        kept = [rate for index, rate in enumerate(rates) if index not in gone] if gone else rates
+        rank.throughput.add([] if held else kept)
+        rank.last_s = rows.second_of_day(len(rates) - 1)
+
+    def _judge_first(self, rank: RankRates, rates: Sequence[float], running: Sequence[float]) -> set[int]:
+        """The first line of a rank tells of time before the log: the line after it says whether it was idle time."""
+        if rank.first is None:
+            slower = not rank.decodes and _much_slower((rates[0], running[0]), (rates[1], running[1]))
+            return {0} if slower else set()
+        place, rate, had = rank.first
+        rank.first = None
+        if _much_slower((rate, had), (rates[0], running[0])):
+            self._tell_drop(place, rate)
+        else:
+            rank.throughput.add([rate])
+        return set()
+
+    def _drop(self, gone: set[int], rows: Rows) -> None:
+        for index in sorted(gone):
+            self._tell_drop(rows.at[index], rows.columns["gen_throughput"][index])
+
+    def _tell_drop(self, place: int, rate: float) -> None:
+        self.dropped += 1
+        if len(self.drops) < _SHOWN_DROPS:
+            self.drops.append({"line": place + 1, "gen_throughput": rate, "reason": "interval began while idle"})
+
+
+def _larger(most: float | None, values: Sequence[float] | None) -> float | None:
+    if not values:
+        return most
+    return max(values) if most is None else max(most, max(values))
+
+
+def _starts(rows: Rows) -> list[int]:
+    """Places of prefill lines that found nothing running: what ran before them had ended."""
+    running = rows.columns.get("running")
+    if running is None or 0.0 not in running:
+        return []
+    return [at for at, count in zip(rows.at, running, strict=True) if count == 0]
+
+
+def _in_order(pieces: Sequence[Rows]) -> Rows:
+    """Pieces of several shapes as one, in the order of the log; only what tells idle time is kept."""
+    if len(pieces) == 1:
+        return pieces[0]
+    names = [name for name in ("gen_throughput", "running") if all(name in rows.columns for rows in pieces)]
+    timed = all(rows.clock for rows in pieces)
+    order = sorted((at, piece, index) for piece, rows in enumerate(pieces) for index, at in enumerate(rows.at))
+    columns: Mapping[str, Sequence[float]] = {name: [pieces[piece].columns[name][index] for _, piece, index in order] for name in names}
+    clock = [[pieces[piece].clock[part][index] for _, piece, index in order] for part in range(3)] if timed else []
+    return replace(pieces[0], at=[at for at, _, _ in order], clock=clock, columns=columns)
+
+
+def _after_gaps(rank: RankRates, rows: Rows, rates: Sequence[float], running: Sequence[float]) -> set[int]:
+    """Without prefill lines: those after a silence that give a request less than a quarter of its usual rate."""
+    rank.rate_seen += sum(rates)
+    rank.running_seen += sum(running)
+    usual = rank.rate_seen / rank.running_seen / 4 if rank.running_seen else 0.0
+    found = set()
+    for index in [index for index, (rate, count) in enumerate(zip(rates, running, strict=True)) if rate < usual * count]:
+        before_s = rows.second_of_day(index - 1) if index else rank.last_s
+        now_s = rows.second_of_day(index)
+        if before_s is not None and now_s is not None and (now_s - before_s) % _DAY_S >= _GAP_S:
+            found.add(index)
+    return found
+
+
+def _much_slower(line: tuple[float, float], neighbour: tuple[float, float]) -> bool:
+    """Whether a request got less than half of what it got in the line after."""
+    return line[0] / max(line[1], 1.0) < 0.5 * neighbour[0] / max(neighbour[1], 1.0)

@@ -1,0 +1,130 @@
+"""Owns the search for the root of a failure among all lines that sound like one. Reads messages; knows the classes by name only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fleet_knowledge.log.lines import Line
+from fleet_knowledge.log.phases import CAPTURE_GRAPH, INIT_DIST, LOAD_WEIGHT, READY, SERVING, START
+from fleet_knowledge.log.privacy import shown
+from fleet_knowledge.log.symptom import ECHO, LAST, Symptom
+from fleet_knowledge.log.symptoms import is_exception, symptom_of
+
+_MAX_SIGHTINGS = 256
+_CRASH = re.compile(r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)")
+# Out of memory is one wording; what it means is told by where it happens
+_OOM_BY_PHASE = {START: "oom_weights", INIT_DIST: "oom_weights", LOAD_WEIGHT: "oom_weights", CAPTURE_GRAPH: "oom_cuda_graph"}
+_NARROWER = {"cuda_oom": ("oom_cuda_graph", "oom_kv_cache"), "oom_weights": ("oom_kv_cache",)}
+# What ends only a launch: the same words in the log of a ready server are about a request
+_OF_LAUNCH = ("argument_error", "spec_", "parallel_size", "hf_", "model_", "weight", "port_", "dist_", "dependency")
+_GOES_ON = 32  # batch lines after a failure show that it ended nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One line that tells of a failure, ready to be shown."""
+
+    failure_class: str
+    distance: int
+    order: int
+    cause_line: str
+    rank: str = ""
+    phase: str = ""
+    stamp: str = ""
+    cure: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+    batches: int = 0  # batch lines before it
+
+
+@dataclass(slots=True)
+class Roots:
+    """All sightings of one launch, the first of each class and rank."""
+
+    sightings: list[Sighting] = field(default_factory=list)
+    _seen: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
+    _order: int = 0
+    _crash: str | None = None  # the first exception after a crash was announced; empty until it comes
+    _exception: str = ""  # the last exception of the launch
+    _exception_order: int = 0
+    _moved_order: int = 0
+    _stamp: str = ""
+    _rank: str = ""  # of the scheduler whose traceback follows
+
+    def take(self, line: Line, phase: str, batches: int) -> bool:
+        """True when the message tells of a failure or belongs to a traceback. `batches`: batch lines of the log so far."""
+        self._order += 1
+        found = symptom_of(line.text)
+        crash = bool(_CRASH.search(line.text))
+        if line.stamp:
+            self._stamp, self._rank = line.stamp, str(line.rank or "") if crash else ""
+        if crash and self._crash is None:
+            self._crash = ""
+        if found:
+            self._sight(line, phase, batches, *found)
+        if not is_exception(line.text):
+            return crash or found is not None
+        self._exception, self._exception_order = shown(line.text), self._order
+        if self._crash == "":
+            self._crash = self._exception
+        return True
+
+    def moved(self) -> None:
+        """The launch came on: an exception before this did not end it."""
+        self._moved_order = self._order
+        self._crash = None if not self.sightings else self._crash
+
+    def recover(self) -> Sequence[Sighting]:
+        """The server got ready all the same: what was seen so far ended nothing. They are forgotten and given back."""
+        gone = self.sightings
+        self.sightings, self._seen, self._crash, self._exception = [], set(), None, ""
+        return gone
+
+    def outlived(self, batches: int) -> Sequence[Sighting]:
+        """Those after which the server went on with its work; they are forgotten."""
+        gone = [sighting for sighting in self.sightings if batches - sighting.batches >= _GOES_ON]
+        self.sightings = [sighting for sighting in self.sightings if sighting not in gone]
+        return gone
+
+    def root(self, serving: bool) -> Sighting | None:
+        """The line that explains the others; None when nothing failed."""
+        if not self.sightings:
+            return None if serving else self._launcher_exception()
+        first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
+        first = self._narrowed(first)
+        if first.failure_class in ("scheduler_crashed", "detokenizer_crashed") and first.distance >= ECHO and self._crash:
+            first = replace(first, cause_line=self._crash)
+        return first
+
+    def of_class(self, failure_class: str) -> list[Sighting]:
+        """Its sightings in order."""
+        return [sighting for sighting in self.sightings if sighting.failure_class == failure_class]
+
+    def _sight(self, line: Line, phase: str, batches: int, symptom: Symptom, details: Mapping[str, str]) -> None:
+        failure_class = symptom.failure_class
+        if phase in (READY, SERVING) and failure_class.startswith(_OF_LAUNCH):
+            return
+        if failure_class == "cuda_oom":
+            failure_class = _OOM_BY_PHASE.get(phase, failure_class)
+        rank, stamp = str(line.rank or "") or self._rank, line.stamp or self._stamp
+        rank = rank or (f"TP{details['rank']}" if "rank" in details else "")
+        key = (failure_class, rank, (str(symptom.distance), *sorted(details.values())))
+        if key in self._seen or len(self._seen) >= _MAX_SIGHTINGS:
+            return
+        self._seen.add(key)
+        self.sightings.append(
+            Sighting(failure_class, symptom.distance, self._order, shown(line.text), rank, phase, stamp, symptom.cure, details, batches)
+        )
+
+    def _narrowed(self, first: Sighting) -> Sighting:
+        """A later line may say more exactly what ran out."""
+        for name in _NARROWER.get(first.failure_class, ()):
+            for sighting in self.of_class(name):
+                return replace(first, failure_class=name, rank=first.rank or sighting.rank)
+        return first
+
+    def _launcher_exception(self) -> Sighting | None:
+        if not self._exception or self._exception_order < self._moved_order:
+            return None
+        return Sighting("launch_crashed", LAST, self._exception_order, self._crash or self._exception)

@@ -1,0 +1,54 @@
+"""Owns the reading of one message for signs of a failure: all tables in their order. Chooses no root; classes are in `failures.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from fleet_knowledge.log.symptom import Symptom
+from fleet_knowledge.log.table_host import HOST, MEMORY
+from fleet_knowledge.log.table_launch import MODEL, PORTS, SPECULATION
+from fleet_knowledge.log.table_serving import NCCL, SERVING
+
+SYMPTOMS = (*SPECULATION, *MEMORY, *PORTS, *MODEL, *NCCL, *HOST, *SERVING)
+"""The first row that matches a message is what it tells."""
+
+_EXCEPTION = r"^(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Interrupt|Exit|Warning)\b"
+# Lines that use such words and tell of no failure
+_HARMLESS = re.compile(
+    r"Ignore import error|^server_args=|To silence this warning|(?i:py-?spy)|Deprecat|UserWarning|^warnings\.warn|^\s*\^+\s*$|NCCL INFO "
+    r"|init failed \(ModuleNotFoundError|[Ww]atchdog soft|soft=True|Health check failed|^Possible solutions|^\d\. set --|^For debugging"
+    r"|^Compile with|^CUDA kernel errors|^During handling of|^The above exception was|^INFO: .*\"(?:GET|POST) "
+)
+# Every row's words hold one of these; a quick look that spares most lines the slow one
+_TELLTALES = (
+    "error", "exception", "memory", "fail", "port", "time", "xid", "killed", "nccl", "exit code", "sigquit", "gpu", "cuda", "hip ",
+    "dead", "gated", "token", "leak", "shm", "not found", "support", "valid", "closed", "reset by", "space", "hub", "divisible",
+    "undefined symbol", "shared object", "installed with", "unbalanced", "oom", "nan in", "load", "nvlink", "ninja", "nvcc", "ptxas",
+    "compil", "requires", "thread", "ulimit", "quota", "model", "topk", "crashed", "trust_remote", "ibv_", "hsa_", "kernel", "option",
+    "bus ", "dbe",
+)  # fmt: skip
+_LOOKED_AT = 2000  # characters; what is longer prints data
+_REQUEST_LOG = ("Receive: ", "Finish: ", "Receive OpenAI", "Received request")
+
+
+def symptom_of(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
+    """The first row whose words are in this message, with the details that it names; None for a message of no failure."""
+    if text[:1].isspace() or text.startswith(_REQUEST_LOG):
+        return None  # an indented line quotes source in a traceback
+    text = text[:_LOOKED_AT]
+    lowered = text.lower()
+    if not any(word in lowered for word in _TELLTALES) or (_HARMLESS.search(text) and "scheduler died" not in text):
+        return None
+    for symptom in SYMPTOMS:
+        if found := symptom.words.search(text):
+            return symptom, {name: value for name, value in found.groupdict().items() if value is not None}
+    return None
+
+
+_RAISED = re.compile(_EXCEPTION + r"(?::|$)")
+
+
+def is_exception(text: str) -> bool:
+    """Whether a message is the last line of a traceback: `torch.OutOfMemoryError: …`."""
+    return bool(_RAISED.match(text)) and not text.startswith(("UserWarning", "FutureWarning", "DeprecationWarning"))

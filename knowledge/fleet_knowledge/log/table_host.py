@@ -1,0 +1,158 @@
+"""Owns the words of failures of memory, GPUs, drivers and the host. Decides nothing."""
+
+from __future__ import annotations
+
+from fleet_knowledge.log.symptom import AFTER, row
+from fleet_knowledge.release import Between
+
+MEMORY = (
+    row(
+        "oom_cuda_graph",
+        r"Capture (?:\w+ )*(?:cuda|CUDA) graph failed: .*(?:out of memory|OutOfMemory)",
+        "sglang pull 3430",
+    ),
+    row(
+        "oom_kv_cache",
+        r"Not enough memory\. Please try to increase --mem-fraction-static",
+        "model_runner.py 0.2 - 0.5.23",
+    ),
+    row(
+        "oom_kv_cache",
+        "No KV cache memory left|max_total_num_tokens.*(?:<= ?0|is not positive)|Not enough (?:GPU )?memory for (?:the "
+        ")?KV|Loaded weights left no (?:GPU )?memory for the KV",
+        "model_runner.py",
+    ),
+    row(
+        "host_memory_short",
+        "Not enough host memory available",
+        "memory_pool_host.py",
+    ),
+    row(
+        "cuda_oom",
+        r"(?:CUDA|HIP|NPU|XPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
+        r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY",
+        "torch 2.x",
+    ),
+    row(
+        "kv_pool_exhausted",
+        r"RuntimeError: (?:Prefill|Decode|Extend) out of memory\b",
+        "schedule_batch.py, mem_cache/common.py",
+        between=Between("0.2.0", "0.5.23"),
+    ),
+    row(
+        "kv_pool_leak",
+        r"(?:pool|token_to_kv\w*|req_to_token\w*|tree cache).*memory leak detected|KV cache pool leaks",
+        "scheduler.py",
+    ),
+    row(
+        "host_oom_kill",
+        r"[Rr]ank (?P<rank>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-9)\)",
+        "engine.py",
+        between=Between("0.5.10"),
+    ),
+    row(
+        "host_oom_kill",
+        "oom-kill:|Out of memory: Killed process|Memory cgroup out of memory|OOMKilled|oom_reaper|cannot allocate "
+        "memory$|DefaultCPUAllocator: can't allocate memory",
+        "kernel, Kubernetes, torch",
+    ),
+    row(
+        "host_oom_kill",
+        r"^Exit code: (?P<exit_code>-9)\b",
+        "engine.py",
+        AFTER,
+        between=Between("0.4.0", "0.5.9"),
+    ),
+)
+
+HOST = (
+    row(
+        "p2p_unsupported",
+        "peer access is not supported between these two devices|cudaErrorPeerAccessUnsupported",
+        "sglang issue 4814",
+    ),
+    row(
+        "fabric_manager_down",
+        r"Error 802\b|system not yet initialized|cudaErrorSystemNotReady",
+        "CUDA 802",
+    ),
+    row(
+        "driver_mismatch",
+        r"Error 80[34]\b|Driver/library version mismatch|driver version is insufficient|"
+        r"NVIDIA driver on your system is too old|system has unsupported display driver|forward compatibility was attempted",
+        "CUDA 35, 803, 804",
+    ),
+    row(
+        "no_gpu",
+        r"Error 10[01]\b|No CUDA GPUs are available|no CUDA-capable device is detected|invalid device ordinal|"
+        r"Found no NVIDIA driver|Torch not compiled with CUDA|No supported device found|CUDA is not available",
+        "CUDA 100, 101",
+    ),
+    row(
+        "gpu_lost",
+        r"Unable to determine the device handle for GPU ?(?P<bus_id>[\da-fA-F]{3,8}:[\da-fA-F]{2}:[\da-fA-F]{2}\.\d)|"
+        r"GPU is lost|Xid\D{0,40}\b79\b|fallen off the bus|GPU has fallen",
+        "nvidia-smi, Xid 79",
+    ),
+    row(
+        "gpu_ecc_error",
+        "uncorrectable (?:ECC|memory)|Xid[^,]{0,40}?: ?(?:48|63|64|92|94|95),|cudaErrorECCUncorrectable|DBE",
+        "Xid 48, 94",
+    ),
+    row(
+        "nvlink_error",
+        "uncorrectable NVLink|Xid[^,]{0,40}?: ?74,|NVLink.*(?:fatal|failure)|cudaErrorNvlinkUncorrectable",
+        "Xid 74",
+    ),
+    row(
+        "gpu_fault",
+        "CUDA error: (?:an illegal memory access|misaligned address|unspecified launch failure|device-side assert|an "
+        "illegal instruction|invalid program counter|operation not permitted|the launch timed out)|illegal memory access "
+        "was encountered|device-side assert triggered|cudaErrorIllegalAddress|cudaErrorLaunchFailure|Xid[^,]{0,40}?: "
+        "?(?:13|31|43),|HSA_STATUS_ERROR|Memory access fault by GPU",
+        "CUDA 700",
+    ),
+    row(
+        "gpu_busy_leftover",
+        "memory capacity is unbalanced",
+        "model_runner.py; its check can be set to warn only",
+    ),
+    row(
+        "arch_unsupported",
+        r"no kernel image is available|requires (?:SM|compute capability)|"
+        r"is not compatible with the current PyTorch installation|(?:only|not) supported on (?:SM|Hopper|Blackwell|Ampere)|"
+        r"compute capability (?:of )?\d|torch\.float8_e4m3fn.*not supported|fp8e4nv not supported",
+        "CUDA 209, attention backends",
+    ),
+    row(
+        "jit_compile_failed",
+        "Ninja is required|Error building extension|nvcc(?: not found|: not found|.* failed)|ptxas "
+        "(?:fatal|error)|CUDA_HOME environment variable is not set|Could not find nvcc|NVCC compilation "
+        "failed|RuntimeError: .*(?:compil).*fail|Failed to find C compiler|PTXASError",
+        "torch cpp_extension, triton, flashinfer",
+    ),
+    row(
+        "shm_too_small",
+        r"OSError: \[Errno 28\].*(?:psm_|shm|torch_)",
+        "multiprocessing.shared_memory",
+    ),
+    row(
+        "disk_full",
+        r"No space left on device|\[Errno 28\]|Disk quota exceeded",
+        "errno 28",
+        AFTER,
+    ),
+    row(
+        "limits_too_low",
+        r"\[Errno 24\]|Too many open files|can't start new thread|Cannot create thread|"
+        r"\[Errno 11\] Resource temporarily unavailable|Failed to .*memlock|ulimit -l",
+        "errno 24, 11",
+    ),
+    row(
+        "dependency_missing",
+        r"^(?:ModuleNotFoundError|ImportError): |undefined symbol|cannot open shared object file|(?:requires|"
+        r"need) (?:flashinfer|sgl[_-]kernel|flash[_-]attn|transformers|torch)\b.*(?:version|>=)|"
+        r"is installed with version .* which is less than the minimum",
+        "Python, ld.so; server checks of versions",
+    ),
+)

@@ -1,0 +1,216 @@
+"""Owns the words of failures that end a launch: arguments, speculation, model, ports. Decides nothing."""
+
+from __future__ import annotations
+
+from fleet_knowledge.log.symptom import AFTER, row
+from fleet_knowledge.release import Between
+
+_SPEC = r"^(?:\w+\.)*(?:ValueError|AssertionError|NotImplementedError|RuntimeError): "
+_ARGPARSE = r"^[\w. -]{1,60}: error: "
+
+SPECULATION = (
+    row(
+        "spec_args_invalid",
+        _SPEC + r".*Spec v2 (?:currently )?only supports topk",
+        "server_args.py",
+        cure="Unset SGLANG_ENABLE_SPEC_V2 or set --speculative-eagle-topk 1.",
+        between=Between("0.5.5", "0.5.13"),
+    ),
+    row(
+        "spec_args_invalid",
+        _SPEC + r".*speculative_eagle_topk ?> ?1 with page_size ?> ?1",
+        "server_args.py",
+        cure="Set --page-size 1, or --attention-backend flashinfer or fa3.",
+        between=Between("0.5.3"),
+    ),
+    row(
+        "spec_args_invalid",
+        _SPEC + r".*backend only supports topk ?= ?1",
+        "server_args.py",
+        cure="Set --speculative-eagle-topk 1 or take another attention backend.",
+    ),
+    row(
+        "spec_args_invalid",
+        _SPEC + r"Only EAGLE\b.*speculative algorithms? (?:is|are) supported",
+        "server_args.py",
+        cure="Use EAGLE instead of the alias NEXTN on this version.",
+        between=Between("0.5.9"),
+    ),
+    row(
+        "spec_args_invalid",
+        _ARGPARSE + r".*--speculative-algo\w*: invalid choice",
+        "argparse",
+        cure="The installed SGLang is too old for this algorithm: update it or choose one that the line lists.",
+    ),
+    row(
+        "spec_args_invalid",
+        _ARGPARSE + r".*--speculative-",
+        "argparse",
+    ),
+    row(
+        "spec_args_invalid",
+        r"(?:ValueError|AssertionError|NotImplementedError): .*(?:not supported in (?:decode|prefill|target_verify|"
+        r"draft \w+) attention backend)",
+        "speculative/draft_utils.py",
+        cure="Choose an attention backend that can speculate, such as flashinfer, fa3 or triton (intel_amx on a CPU).",
+        between=Between("0.5.9"),
+    ),
+    row(
+        "spec_draft_mismatch",
+        "(?:RuntimeError|ValueError|AssertionError|KeyError): .*(?:draft|eagle).*(?:size mismatch|does ?n[o']t match|vocab|hidden_size)",
+        "speculative/",
+    ),
+    row(
+        "spec_draft_missing",
+        "AttributeError: .*(?:set_embed|hot_token_id|set_eagle3_layers_to_capture|get_embed_and_head|set_embed_and_head)",
+        "sglang issue 36528",
+    ),
+    row(
+        "spec_draft_missing",
+        "(?:ValueError|AssertionError): .*(?:speculative[_-]draft[_-]model(?:[_-]path)?|draft model).*(?:required|must "
+        "be|missing|not (?:set|specified|provided)|provide|need)",
+        "server_args.py",
+    ),
+    row(
+        "spec_args_invalid",
+        _SPEC
+        + (
+            r".*(?:[Ss]peculat|Spec v2|topk ?= ?1\b|\b(?:EAGLE3?|NEXTN|NGRAM|STANDALONE|DFLASH|DSPARK|UNO|"
+            r"LOOKAHEAD)\b.*(?:not support|support|require|must|only))"
+        ),
+        "server_args.py 0.5.9, arg_groups/speculative_hook.py 0.5.23",
+    ),
+)
+
+MODEL = (
+    row(
+        "hf_auth",
+        r"GatedRepoError|Cannot access gated repo(?: for url https?://[^/\s]+/(?P<model>[^/\s]+/[^/\s]+)/)?|"
+        r"Access to model (?P<repository>\S+) is restricted|gated repo|Invalid user token|(?:401|"
+        r"403) Client Error: (?:Unauthorized|Forbidden)|Invalid credentials in Authorization header",
+        "huggingface_hub",
+    ),
+    row(
+        "hf_auth",
+        "401 Client Error.*Repository ?Not ?Found|RepositoryNotFoundError: 401",
+        "huggingface_hub: a private model without a token",
+    ),
+    row(
+        "model_not_found",
+        r"RepositoryNotFoundError|Repository Not Found|is not a valid model identifier|is not a local folder|"
+        r"Repo id must be|does not appear to have a file named config\.json|LocalEntryNotFoundError|"
+        r"Can't load the configuration of|FileNotFoundError: .*config\.json|OfflineModeIsEnabled|"
+        r"Cannot find any model weights with|EntryNotFoundError|HFValidationError",
+        "transformers, huggingface_hub",
+    ),
+    row(
+        "hf_unreachable",
+        r"(?:ConnectionError|ReadTimeout|ConnectTimeout|MaxRetryError|ProxyError|SSLError|HfHubHTTPError|"
+        r"HTTPError).*(?:huggingface|hf\.co|modelscope|hf-mirror)|(?:429|50[0-4]) (?:Client|Server) Error.*huggingface",
+        "requests, huggingface_hub",
+    ),
+    row(
+        "model_unsupported",
+        r"Model architectures? .*(?:not supported|are not supported)|Unrecognized model in|"
+        r"does not recognize this architecture|trust_remote_code ?= ?True|Unknown quantization method|"
+        r"is not supported for the current GPU\. Minimum capability|[Uu]nsupported (?:model|architecture)",
+        "models/registry.py, transformers",
+    ),
+    row(
+        "weights_corrupt",
+        r"SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderDeserialization|"
+        r"Error while deserializing header|PytorchStreamReader failed|invalid load key|size mismatch for |unexpected EOF|"
+        r"Missing key\(s\) in state_dict",
+        "safetensors, torch",
+    ),
+    row(
+        "weight_load_incomplete",
+        r"TP rank (?P<healthy_rank>\d+) could finish the model loading, but|other ranks that didn't finish loading",
+        "model_runner.py",
+        AFTER,
+    ),
+    row(
+        "parallel_size_invalid",
+        r"(?:ValueError|AssertionError): .*(?:is not divisible by|not divisible by|must be divisible by|"
+        r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= ?\d+)",
+        "layers/, server_args.py",
+    ),
+    row(
+        "argument_error",
+        "AssertionError: SGLANG_CPU_OMP_THREADS_BIND is not set",
+        "utils/numa_utils.py",
+        cure="Set SGLANG_CPU_OMP_THREADS_BIND to the cores of each rank, as '0-15|16-31'.",
+        between=Between("0.5.3"),
+    ),
+    row(
+        "argument_error",
+        _ARGPARSE,
+        "argparse",
+    ),
+    row(
+        "argument_error",
+        "context_length .*is greater than the derived|is not a valid (?:ServerArgs|argument)|Unknown (?:argument|option)|No such option",
+        "server_args.py",
+    ),
+)
+
+PORTS = (
+    row(
+        "dist_port_in_use",
+        r"(?:dist_init_port|nccl_port|port) at (?P<port>\d+) is not available",
+        "server_args.py",
+        between=Between("0.5.9"),
+    ),
+    row(
+        "dist_port_in_use",
+        r"The port (?P<port>\d+) is in use, but we could not find",
+        "server_args.py",
+        between=Between("0.5.9"),
+    ),
+    row(
+        "dist_port_in_use",
+        r"(?:DistNetworkError|server socket has failed to (?:listen|bind)).*?port: (?P<port>\d+).*EADDRINUSE",
+        "torch TCPStore",
+    ),
+    row(
+        "dist_port_in_use",
+        "(?:DistNetworkError|server socket has failed to (?:listen|bind)).*EADDRINUSE",
+        "torch TCPStore",
+    ),
+    row(
+        "dist_port_in_use",
+        r"Port is already in use\. dist_init_port=(?P<port>\d+)",
+        "server_args.py",
+        AFTER,
+        between=Between("0.5.9"),
+    ),
+    row(
+        "port_in_use",
+        r"error while attempting to bind on address \((?P<address>'[^']*'), (?P<port>\d+)[^)]*\)",
+        "uvicorn, asyncio",
+    ),
+    row(
+        "dist_port_in_use",
+        r"zmq\.error\.ZMQError: Address already in use",
+        "zmq endpoints of the launcher",
+    ),
+    row(
+        "port_in_use",
+        r"\[Errno 98\]|[Aa]ddress already in use",
+        "errno 98",
+        AFTER,
+    ),
+    row(
+        "port_in_use",
+        r"[Pp]ort (?P<port>\d+) is (?:already )?in use",
+        "server_args.py",
+        AFTER,
+    ),
+    row(
+        "dist_init_timeout",
+        r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|Gloo .*timed out|"
+        r"wait timeout after \d+ms, keys: |failed to connect to .*:\d+.*(?:timed out|timeout)|The client socket has timed out",
+        "torch TCPStore, gloo",
+        AFTER,
+    ),
+)
