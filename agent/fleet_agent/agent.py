@@ -179,6 +179,12 @@ class Agent:
         log.warning("trial %s attempt %s was unfinished: ending it", spec.trial_id, spec.attempt)
         message = "the agent was restarted while the trial ran"
         errands = self._launch_runner(spec, self._take_gpus(spec), ev.AgentRestarted(message), trial)
-        launched = next((event.body for event in reversed(history) if isinstance(event.body, ev.ServerLaunched)), None)
+        launched = _recorded(history)
         if launched is not None:
             errands.server.adopt(launched)
+
+
+def _recorded(history: list[ev.Event]) -> ev.ServerLaunched | None:
+    """The newest launch of a trial, None when it was ordered and its process not recorded: then the launch token finds it."""
+    newest = next((event.body for event in reversed(history) if isinstance(event.body, ev.ServerLaunched | ev.ServerLaunching)), None)
+    return newest if isinstance(newest, ev.ServerLaunched) else None

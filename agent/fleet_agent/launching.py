@@ -86,7 +86,7 @@ class TrialServer:
         try:
             return await self._launch(announce, witness)
         except ConfigError as error:
-            return ev.ServerFailed(ErrorKind.CONFIG, "config", str(error))
+            return ev.ServerFailed(ErrorKind.CONFIG, "config", f"{error.message}: {error.hint}", hint=error.hint)
         except Conflict as error:
             return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "no_free_port", str(error))
         except OSError as error:
@@ -97,7 +97,7 @@ class TrialServer:
     async def _launch(self, announce: Callable[[ev.Body], None], witness: bool) -> ev.Body:
         self._now = now = self._new_launch(witness)
         now.place.folder.mkdir(parents=True, exist_ok=True)
-        command = self._engine.command(with_nccl_log(self._spec, witness=witness), now.place)
+        command = self._engine.command(with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place)
         self.secrets = await asyncio.to_thread(secrets_of, command.env)
         if refused := refusal(await preflight(self._spec, now.place, self._tools.host)):
             return refused
@@ -200,7 +200,7 @@ class TrialServer:
         if self._now.guard is not None:
             await self._now.guard.verdict()
 
-    async def stop(self) -> ev.Body:
+    async def stop(self) -> ev.ServerStopped:
         """ServerStopped with the proof that nothing of the server is left; harmless without a server."""
         await self.settled()
         now = self._now

@@ -81,10 +81,15 @@ def free_port() -> int:
 
 @contextmanager
 def simulated_server(
-    folder: Path, *args: str, knobs: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, healthy: bool = True
+    folder: Path,
+    *args: str,
+    knobs: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    healthy: bool = True,
+    port: int = 0,
 ) -> Iterator[Running]:
     """A simulated server of model `demo/model` with extra `args`; killed at the end unless it is already gone."""
-    port = free_port()
+    port = port or free_port()
     log = folder / f"simulated-{port}.log"
     argv = [sys.executable, "-m", "fleet_agent.engines.simulated.server", "--model-path", "demo/model", "--port", str(port), *args]
     base = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
