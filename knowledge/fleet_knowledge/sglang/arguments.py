@@ -123,7 +123,7 @@ def nearest(name: str) -> str:
 def is_negatable(name: str) -> bool:
     """True when the newest release read has a `--no-` form of it, so that false says something."""
     entry = arguments().get(name)
-    return entry is not None and entry.kind == "n"
+    return entry is not None and entry.kind == "n" and not entry.last
 
 
 def newest() -> Release:

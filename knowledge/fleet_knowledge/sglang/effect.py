@@ -69,7 +69,7 @@ def _arguments(asked: Configuration) -> Iterator[Vain]:
 
 def _is_default(name: str, value: Any) -> bool:
     entry = arguments().get(name)
-    if entry is None or not entry.default or isinstance(value, bool | list | tuple | dict):
+    if entry is None or not entry.default or not isinstance(value, str | int | float) or isinstance(value, bool):
         return False
     if str(value) == entry.default:
         return True

@@ -42,9 +42,9 @@ class Settled:
     @property
     def most_accepted(self) -> int | None:
         """The most tokens one verification can yield, the bonus token with them; None when not known."""
-        if self.steps is None or self.draft_tokens is None:
-            return None
-        return min(self.steps + 1, self.draft_tokens) if self.algorithm in EAGLE_LIKE else self.draft_tokens
+        if self.algorithm not in EAGLE_LIKE:
+            return self.draft_tokens
+        return None if self.steps is None or self.draft_tokens is None else min(self.steps + 1, self.draft_tokens)
 
 
 def canonical(algorithm: str) -> str:
