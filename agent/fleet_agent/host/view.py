@@ -32,6 +32,7 @@ class HostView:
         self._topology_text: str | None = None
         self._aside: dict[int, tuple[int, str]] = {}  # GPU → (MiB at its baseline, reason)
         self._changed = asyncio.Event()
+        self.given_back = asyncio.Event()  # a GPU that was set aside is free again
 
     @property
     def aside(self) -> Mapping[int, str]:
@@ -74,17 +75,11 @@ class HostView:
                 await _first(self._changed, stopping)
                 self._changed.clear()
                 continue
-            await self._look_again()
+            await self.look_again()
             await _first(stopping, limit_s=_LOOK_AGAIN_S)
 
-    # Inside
-
-    def _set_aside(self, entry: Held, baseline_mib: int) -> None:
-        log.error("set aside: %s", entry)
-        self._aside[entry.gpu] = (baseline_mib, str(entry))
-        self._changed.set()
-
-    async def _look_again(self) -> None:
+    async def look_again(self) -> None:
+        """Give back what is free now; a GPU that does not tell stays aside."""
         before = {gpu: mib for gpu, (mib, _) in self._aside.items()}
         reading = await self.read()
         known = used(reading, tuple(before))
@@ -92,6 +87,15 @@ class HostView:
         for gpu in [gpu for gpu in before if gpu in known and gpu not in still]:
             log.info("GPU%d is free again", gpu)
             del self._aside[gpu]
+            self.given_back.set()
+
+    # Inside
+
+    def _set_aside(self, entry: Held, baseline_mib: int) -> None:
+        log.error("set aside: %s", entry)
+        self._aside[entry.gpu] = (baseline_mib, str(entry))
+        self.given_back.clear()
+        self._changed.set()
 
 
 async def _first(*events: asyncio.Event, limit_s: float | None = None) -> None:
