@@ -170,7 +170,7 @@ HOST_FAULTS = (
         "gpu_busy_leftover",
         ErrorKind.SERVER_LAUNCH,
         "Another process holds memory of a GPU, often a scheduler of an earlier run whose parent is dead.",
-        "See `nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv`; end what is yours, wait until memory is free.",
+        "See `nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv`; end what is yours, wait until it is free.",
         "Ending a process that you do not own; starting the next job before memory is back at its baseline.",
         "sglang issues 1533, 4233; pulls 2457, 5426",
     ),

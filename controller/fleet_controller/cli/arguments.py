@@ -79,6 +79,12 @@ def _attempt(command: argparse.ArgumentParser) -> None:
     command.add_argument("--attempt", type=int, default=0, metavar="N", help="which attempt (default: the newest)")
 
 
+def _logs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "files", metavar="FILE", nargs="+", help="log, nvidia-smi or benchmark output; - for standard input; several: the hosts of one job"
+    )
+
+
 def _init(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", nargs="?", default=".", help="where to write (default: here)")
     command.add_argument("--force", action="store_true", help="overwrite files that exist")
@@ -146,6 +152,7 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
     ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),
+    ("diagnose", "diagnose", "tell what a server's log comes to: state, root of a failure, what to do, rates", _all(_logs, _json)),
     ("schema", "files", "print the JSON Schema of a job file, for editors", _schema),
     ("version", "files", "print the version", _json),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fleet_knowledge.release import Between
 
 ROOT, AFTER, ECHO, LAST = 0, 1, 2, 3
-"""How near the root a wording is: ROOT explains itself, AFTER may follow from one elsewhere, ECHO and LAST only say that something ended."""
+"""How near the root a wording is. ROOT explains itself, AFTER may follow from another, ECHO and LAST say only that something ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,189 @@
+"""Owns how a diagnosis of one file or of several is joined and shown: JSON and short text. Opens no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet_knowledge.figures import recognise as recognise_figures
+from fleet_knowledge.host import recognise as recognise_host
+from fleet_knowledge.log.diagnosis import UNKNOWN, Diagnosis
+
+SERVER_LOG, NCCL_LOG, TEXT = "server_log", "nccl_log", "text"
+_WIDTH = 100
+_FAR = 99
+_GOOD = ("ok", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one file came to: `facts` is its part of the JSON, `distance` how near to a root its failure is (0 is nearest)."""
+
+    file: str
+    kind: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    distance: int = _FAR
+
+    @property
+    def failed(self) -> bool:
+        """Whether it shows something that must be acted on."""
+        state = self.facts.get("state")
+        of_bench = self.kind.startswith("bench") and state not in (None, *_GOOD)
+        return bool(self.facts.get("failure_class")) or state == "failed" or of_bench
+
+
+def told_of(file: str, diagnosis: Diagnosis, text: str) -> Told:
+    """The reading of one file; `text` is its content where it is short enough to be something else than a log, else empty."""
+    kind = _log_kind(diagnosis)
+    other = (recognise_host(text) or recognise_figures(text)) if text and kind in (TEXT, NCCL_LOG) else None
+    if other is None:
+        return Told(file, kind, diagnosis.to_json(), diagnosis.distance if diagnosis.failure_class else _FAR)
+    facts = {**Diagnosis().to_json(), **diagnosis.to_json(), **{key: value for key, value in other.items() if value is not None}}
+    named = {"state": other.get("state") or UNKNOWN, "failure_class": other.get("failure_class"), "hint": other.get("hint") or None}
+    facts |= named | {"cause_line": other.get("cause_line") or (facts["cause_line"] if other.get("failure_class") else None)}
+    return Told(file, str(other["kind"]), facts, 0 if other.get("failure_class") else _FAR)
+
+
+def parts_of(text: str) -> Mapping[str, str]:
+    """The texts that a JSON document gathers: a list of texts, or an object of which every value is one. Empty for anything else."""
+    if not text.lstrip().startswith(("[", "{")):
+        return {}
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    pairs = list(document.items()) if isinstance(document, dict) else list(enumerate(document)) if isinstance(document, list) else []
+    if not pairs or not all(isinstance(value, str) for _, value in pairs):
+        return {}
+    return {str(key): value for key, value in pairs}
+
+
+def joined(tellings: Sequence[Told]) -> dict[str, Any]:
+    """All files as one JSON document: the root of all in front, each file's own facts under `files`."""
+    root = _root(tellings)
+    front = dict(root.facts)
+    details = dict(front.get("details") or {})
+    for other in tellings:
+        if other is not root and front.get("failure_class") and other.facts.get("failure_class") == front["failure_class"]:
+            details |= {key: value for key, value in _own(other).items() if key not in details}
+            if root.kind == SERVER_LOG and other.kind != SERVER_LOG:
+                front["hint"] = other.facts.get("hint") or front.get("hint")
+    unfinished = [other.file for other in tellings if len(tellings) > 1 and other.facts.get("state") == "starting"]
+    if unfinished and front.get("failure_class"):
+        details["unfinished_files"] = unfinished
+    front |= {"details": details, "kind_of_file": root.kind, "file": root.file}
+    files = [{"file": told.file, "kind_of_file": told.kind, **told.facts} for told in tellings] if len(tellings) > 1 else []
+    return {**front, "files": files or [{"file": root.file, "kind_of_file": root.kind}]}
+
+
+def lines_of(tellings: Sequence[Told]) -> list[str]:
+    """A few lines for a person."""
+    document = joined(tellings)
+    lines = [_headline(document, several=len(tellings) > 1)]
+    if document.get("cause_line"):
+        lines.append(f"  {document['cause_line']}")
+    lines += [f"{name}: {document[key]}" for name, key in (("what to do", "hint"), ("what not to do", "avoid")) if document.get(key)]
+    lines += _launch(document) + _rates(document.get("decode") or {}) + _nccl(document.get("nccl") or {}) + _other(document)
+    for warning in document.get("warnings") or ():
+        times = f" ({warning['count']} times)" if warning.get("count", 1) > 1 else ""
+        lines.append(f"{warning.get('severity', 'warning')} {warning['code']}: {warning['message']}{times}")
+        lines += [f"    {warning['hint']}"] if warning.get("hint") and warning.get("severity") != "info" else []
+    if len(tellings) > 1:
+        lines += ["files:", *(f"  {told.file}: {_short(told)}" for told in tellings)]
+    return lines
+
+
+def _log_kind(diagnosis: Diagnosis) -> str:
+    if diagnosis.launches or diagnosis.phase or diagnosis.decode or diagnosis.server:
+        return SERVER_LOG
+    if diagnosis.nccl:
+        return NCCL_LOG
+    return TEXT
+
+
+def _root(tellings: Sequence[Told]) -> Told:
+    """The failure nearest to a root, the earliest of equals; without one the file that tells most of a server."""
+    failed = [told for told in tellings if told.failed]
+    if failed:
+        return min(failed, key=lambda told: (told.distance, str(told.facts.get("at") or "~"), tellings.index(told)))
+    return max(tellings, key=lambda told: (told.kind == SERVER_LOG, bool(told.facts.get("decode")), -tellings.index(told)))
+
+
+def _own(told: Told) -> dict[str, Any]:
+    """What a file's kind tells beyond the keys that every kind has."""
+    common = Diagnosis().to_json()
+    return {key: value for key, value in told.facts.items() if key not in common and key != "kind" and value not in (None, [], {})}
+
+
+def _headline(document: Mapping[str, Any], several: bool) -> str:
+    where = f"{document['file']}: " if several else ""
+    if not document.get("failure_class"):
+        return f"{where}{document.get('state') or UNKNOWN}" + (
+            f" ({document['kind_of_file']})" if document["kind_of_file"] != SERVER_LOG else ""
+        )
+    place = [str(document[key]) for key in ("rank", "phase") if document.get(key)]
+    retry = {True: ", may be tried again", False: ", trying again does not help", None: ""}[document.get("retryable")]
+    return f"{where}failed: {document['failure_class']}" + (f" ({', '.join(place)})" if place else "") + retry
+
+
+def _launch(document: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if phases := document.get("phases_s"):
+        total = f", ready after {document['ready_s']:g} s" if document.get("ready_s") is not None else ""
+        lines.append("phases: " + ", ".join(f"{name} {seconds:g} s" for name, seconds in phases.items()) + total)
+    if progress := document.get("progress"):
+        lines.append(f"progress: {document.get('phase')} {progress['done']} of {progress['total']}")
+    return lines
+
+
+def _rates(decode: Mapping[str, Any]) -> list[str]:
+    if not decode.get("lines") and not decode.get("prefill_lines"):
+        return []
+    told = [
+        _figure(decode, "total_gen_throughput", "{:.1f} tok/s"),
+        _figure(decode, "running_mean", "{:.1f} requests running"),
+        _figure(decode, "accept_len_mean", "accept length {:.2f}"),
+        _figure(decode, "cuda_graph_share", "{:.0%} with graphs"),
+        _figure(decode, "cache_hit_rate", "{:.1%} of prompt tokens cached"),
+    ]
+    ranks = f" over {len(decode['dp_ranks'])} DP ranks" if len(decode.get("dp_ranks", ())) > 1 else ""
+    dropped = f", {decode['dropped_lines']} left out after idle time" if decode.get("dropped_lines") else ""
+    counts = f"({decode['lines']} decode and {decode['prefill_lines']} prefill lines{ranks}{dropped})"
+    return ["decode: " + ", ".join(filter(None, told)) + " " + counts]
+
+
+def _figure(decode: Mapping[str, Any], key: str, form: str) -> str:
+    return form.format(decode[key]) if decode.get(key) is not None else ""
+
+
+def _nccl(nccl: Mapping[str, Any]) -> list[str]:
+    if not nccl:
+        return []
+    settings = ", ".join(f"{name}={'/'.join(values)}" for name, values in list(nccl.get("settings", {}).items())[:8])
+    transport = ", ".join(f"{name} {count}" for name, count in nccl.get("transport", {}).items())
+    told = [f"{nccl.get('library') or 'NCCL'} {nccl.get('version') or ''}".strip(), settings, transport and f"transport {transport}"]
+    return ["nccl: " + "; ".join(part for part in told if part)]
+
+
+def _other(document: Mapping[str, Any]) -> list[str]:
+    """Files that are no logs: the plain values of their kind."""
+    if document["kind_of_file"] in (SERVER_LOG, NCCL_LOG, TEXT):
+        return []
+    common = Diagnosis().to_json()
+    plain = {
+        key: value
+        for key, value in document.items()
+        if key not in common
+        and key not in ("file", "files", "kind_of_file", "details")
+        and isinstance(value, str | int | float)
+        and value != ""
+    }
+    return [f"{key}: {value}" for key, value in plain.items()]
+
+
+def _short(told: Told) -> str:
+    state = told.facts.get("failure_class") or told.facts.get("state") or UNKNOWN
+    phase = told.facts.get("phase")
+    return f"{state}" + (f" in {phase}" if phase else "") + (f" ({told.kind})" if told.kind != SERVER_LOG else "")
