@@ -349,3 +349,45 @@ def test_an_agent_without_its_extra_says_so_before_it_launches_anything(tmp_path
     assert told.returncode == 2
     assert told.stderr == "fleet-agent: this installation lacks ray\n  install benchfleet[agent]\n"
     assert not (tmp_path / "state").exists()
+
+
+def test_a_witness_is_proved_and_gone_before_the_measured_server_is_launched(line: Line) -> None:
+    events = line.see(replace(trial(NCCL), witness=True))
+    assert over(events).outcome is Outcome.OK
+    servers = (ev.ServerLaunching, ev.ConfigurationProved, ev.ServerStopped, ev.WarmedUp)
+    kinds = [type(event.body) for event in events if isinstance(event.body, servers)]
+    assert kinds == [*servers[:3], *servers[:2], ev.WarmedUp, ev.ServerStopped]
+    assert [body.witness for body in bodies(events, ev.ConfigurationProved)] == [True, False]
+    kept = [artifact.name.rpartition("/")[2] for body in bodies(events, ev.EvidenceCollected) for artifact in body.artifacts]
+    assert {"server-log.txt", "witness-log.txt"} <= set(kept)
+    assert_server_gone(events)
+
+
+def test_variables_that_a_witness_shows_to_be_lost_end_the_trial_before_a_second_launch(line: Line) -> None:
+    events = line.see(replace(trial(NCCL, lost_env=("NCCL_PROTO",)), witness=True))
+    assert (over(events).kind, over(events).failure_class) == (ErrorKind.GATE_VOIDED, "env_not_effective")
+    assert [body.witness for body in bodies(events, ev.ServerLaunching)] == [True]
+    assert_server_gone(events)
+
+
+def test_an_agent_that_was_killed_with_its_witness_up_ends_that_too(tmp_path: Path) -> None:
+    spec = replace(trial(ready_after_s=60.0), witness=True)
+    with running_agent(tmp_path) as (line, process):
+        line.start(spec)
+        (launched,) = bodies(line.events(spec, ev.ServerLaunched), ev.ServerLaunched)
+        process.kill()
+        process.wait(timeout=30)
+    with running_agent(tmp_path) as (line, _):
+        events = line.events(spec)
+        assert (over(events).outcome, over(events).kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
+        assert not is_alive(launched.pid)
+        assert_server_gone(events)
+
+
+def test_a_launch_tells_how_it_comes_on_and_how_long_its_phases_took(line: Line) -> None:
+    events = line.see(trial(ready_after_s=0.5))
+    phases = [body.phase for body in bodies(events, ev.ServerProgressed)]
+    assert phases
+    assert phases == list(dict.fromkeys(phases))
+    (ready,) = bodies(events, ev.ServerReady)
+    assert ready.load_s >= 0.5
