@@ -21,6 +21,7 @@ SCHEME = "secret://"
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 SHORTEST = 8  # a shorter value would be found, and masked, all over a log
 
+_SHORTEST_PIECE = 12
 _LINE = re.compile(rf"({NAME_PATTERN})=(.*)", re.ASCII)
 _CHUNK_BYTES = 1 << 20
 _LARGEST_BYTES = 1 << 20
@@ -99,8 +100,8 @@ class Secrets:
         return value
 
     def _pairs(self) -> list[tuple[str, str]]:
-        """(spelling, name), the longest first: a secret that holds another one is masked whole."""
-        found = {spelling: name for name, value in self._values.items() for spelling in _spellings(value)}
+        """(spelling, name), the longest first: a secret that holds another is masked whole. A reader of logs may have cut off pieces."""
+        found = {spelling: name for name, value in self._values.items() for spelling in (*_spellings(value), *_pieces(value))}
         return sorted(found.items(), key=lambda pair: -len(pair[0]))
 
     def _byte_pairs(self) -> list[tuple[bytes, bytes]]:
@@ -111,6 +112,10 @@ def _spellings(value: str) -> set[str]:
     """How a program may print a value: as it is, in JSON, in Python, in an address."""
     quoted = {urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
     return {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], *quoted}
+
+
+def _pieces(value: str) -> list[str]:
+    return [piece for piece in re.split(r"[^A-Za-z0-9_.+/=-]+", value) if len(piece) >= _SHORTEST_PIECE]
 
 
 def _replaced(content: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:

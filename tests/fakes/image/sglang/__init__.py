@@ -1,0 +1,1 @@
+"""Stands in for the SGLang of an image: its entry point serves the simulated engine."""
