@@ -26,7 +26,7 @@ from fleet_controller.cli.arguments import COMMANDS
 from fleet_protos import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("agent/fleet_agent", "controller/fleet_controller", "protos/fleet_protos")
+PACKAGES = ("agent/fleet_agent", "controller/fleet_controller", "knowledge/fleet_knowledge", "protos/fleet_protos")
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 GUIDES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
