@@ -7,7 +7,15 @@ from difflib import get_close_matches
 
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import Variant
-from fleet_controller.spec import checks_arguments, checks_effect, checks_engine, checks_launch, checks_parallel, checks_speculation
+from fleet_controller.spec import (
+    checks_arguments,
+    checks_effect,
+    checks_engine,
+    checks_launch,
+    checks_nccl,
+    checks_parallel,
+    checks_speculation,
+)
 from fleet_controller.spec.checks_unfilled import check_unfilled
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import INFO, WARNING, Finding
@@ -147,6 +155,7 @@ _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     checks_engine.check_levels,
     checks_arguments.check_arguments,
     checks_arguments.check_variables,
+    checks_nccl.check_variables,
     checks_launch.check_container,
     checks_launch.check_nodes,
     checks_launch.check_secrets,
@@ -165,4 +174,5 @@ _VARIANT_RULES: tuple[Callable[[Arms], Iterator[Finding]], ...] = (
     checks_speculation.check,
     checks_parallel.check,
     checks_effect.check,
+    checks_nccl.check,
 )

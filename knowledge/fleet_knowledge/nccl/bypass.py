@@ -129,8 +129,9 @@ def _custom(server: Server) -> Iterator[Path]:
     elif server.topology == "nvlink" or (world == 2 and server.topology == "pcie"):
         yield Path(Answer.BYPASSED, "custom all-reduce", _custom_reason(server, world))
     else:
-        also = "they have NVLink" if world > 2 else "they reach each other's memory"
-        yield _unknown("custom all-reduce", f"SGLang's custom all-reduce takes it where {also}; the topology is not known")
+        where = f"all {world} GPUs have NVLink to each other" if world > 2 else "the two GPUs reach each other's memory"
+        reason = f"where {where}, SGLang's custom all-reduce takes messages below 8 MiB itself; the topology is not known"
+        yield _unknown("custom all-reduce", reason)
 
 
 def _custom_reason(server: Server, world: int) -> str:

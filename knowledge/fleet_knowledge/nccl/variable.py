@@ -48,3 +48,13 @@ class Variable:
     def never_logged(self) -> bool:
         """True for variables that act on the log itself, or that NCCL reads without a word."""
         return self.logged == NEVER
+
+
+def span(versions: Between) -> str:
+    """The range in words; an end such as 2.24.99 is `before 2.25`."""
+    last = Release.read(versions.last)
+    if last is None or last.numbers[-1] != 99:
+        return str(versions)
+    numbers = last.numbers[:-1]
+    before = ".".join(map(str, (*numbers[:-1], numbers[-1] + 1)))
+    return f"{versions.first} to before {before}" if versions.first else f"before {before}"

@@ -1,0 +1,212 @@
+"""Owns what to tell about a job's NCCL variables before it runs: one by itself, and those of a whole server. Reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet_knowledge.nccl import bypass
+from fleet_knowledge.nccl.grammar import FUNCTION_LISTS, without_algorithm
+from fleet_knowledge.nccl.undocumented import UNDOCUMENTED
+from fleet_knowledge.nccl.values import FilePath, Names, Outcome, read_number
+from fleet_knowledge.nccl.variable import Variable, span
+from fleet_knowledge.nccl.variables import NEWEST_READ, find, is_ours, nearest, needs_output_check, whose
+from fleet_knowledge.release import Between, Release
+from fleet_knowledge.sglang.environment import WHEN_UNSET
+from fleet_knowledge.sglang.remark import ERROR, INFO, WARNING, Configuration, Remark
+
+_ANY = Between()
+_NO_PERFORMANCE = (
+    "NCCL_DEBUG",
+    "NCCL_CHECK",
+    "NCCL_RAS_",
+    "NCCL_SET_THREAD_NAME",
+    "NCCL_TOPO_DUMP",
+    "NCCL_GRAPH_DUMP",
+    "NCCL_PROFILER",
+    "NCCL_INSPECTOR",
+)
+
+
+def of_variable(name: str, value: str, release: Release | None = None) -> Iterator[Remark]:
+    """What to tell about one variable, whatever stands beside it; nothing for names that are not NCCL's. `release` is NCCL's."""
+    if not is_ours(name):
+        return
+    row = find(name)
+    if row is None:
+        yield from _unknown(name)
+        return
+    subject = f"env.{name}"
+    fault = row.fault(value, release)
+    if fault is not None:
+        yield from _fault(row, value, release)
+    else:
+        yield from _default(row, value, release)
+    yield from _outdated(row, release)
+    if name == "NCCL_ALGO" and fault is None:
+        yield from _algorithm(value, release)
+    if fault is None and needs_output_check(name, value):
+        message = f"`{name}={value}` allows LL128 where NCCL would not choose it: without the hardware's ordering it corrupts data silently"
+        yield Remark(
+            "nccl_output_check",
+            WARNING,
+            subject,
+            message,
+            "compare this arm's output with the default's, or exclude it: NCCL_PROTO: ^LL128",
+        )
+    yield from _debug(name, value)
+    if files_needed({name: value}) and fault is None:
+        message = f"`{name}` names a file of the host: `{value}` must be there on every host (in its container), readable"
+        yield Remark("nccl_host_file", INFO, subject, message, "preflight looks for it before each launch")
+
+
+def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """(variable, path) of each file that NCCL reads for a job with `env`: it must be there on the host, in its container if any."""
+    found = ((name, value, find(name)) for name, value in env.items() if value)
+    return tuple(
+        (name, value) for name, value, row in found if row and isinstance(row.values, FilePath) and _is_read(name, row.values, value)
+    )
+
+
+def _is_read(name: str, values: FilePath, value: str) -> bool:
+    """What NCCL writes need not be there; a plug-in without a slash is found by the loader."""
+    return "_DUMP_" not in name and name != "NCCL_DEBUG_FILE" and ("/" in value or not values.plugin)
+
+
+def _unknown(name: str) -> Iterator[Remark]:
+    other, subject = whose(name), f"env.{name}"
+    if other:
+        if other.startswith(("PyTorch", "builds", "container")):
+            yield Remark("nccl_not_read", WARNING, subject, f"NCCL does not read `{name}`: it is for {other}", "leave it out")
+    elif name in UNDOCUMENTED:
+        message = f"`{name}` is in NCCL's sources and in no documentation: it may change or vanish with any version"
+        yield Remark("nccl_undocumented", INFO, subject, message)
+    else:
+        near = nearest(name)
+        message = f"`{name[:80]}` is no variable of NCCL or RCCL (up to {NEWEST_READ}); it is passed on as it is"
+        hint = f"did you mean `{near}`?" if near else "check its spelling"
+        yield Remark("nccl_unknown_variable", WARNING, subject, message, hint)
+
+
+def _fault(row: Variable, value: str, release: Release | None) -> Iterator[Remark]:
+    fault = row.fault(value, release)
+    assert fault is not None
+    does = {
+        Outcome.REFUSED: "NCCL refuses it and the server dies",
+        Outcome.IGNORED: "NCCL ignores it without a word",
+        Outcome.MISREAD: "",
+        Outcome.ADJUSTED: "NCCL takes the nearest legal value",
+        Outcome.DISCOURAGED: "",
+    }[fault.outcome]
+    where = f" (NCCL {span(fault.versions)})" if fault.versions != _ANY else ""
+    tail = f": {does}{where}" if does else ""
+    code = "nccl_level_number" if fault.outcome is Outcome.DISCOURAGED else "nccl_illegal_value"
+    message = f"`{row.name}={value[:80]}`: {fault.problem}{tail}"
+    yield Remark(code, _severity(row, fault.outcome, fault.versions), f"env.{row.name}", message, fault.cure)
+
+
+def _severity(row: Variable, outcome: Outcome, versions: Between) -> str:
+    """An error for what every version refuses, ignores or misreads; lists of words grow, so an unknown word there is no error."""
+    if outcome in (Outcome.ADJUSTED, Outcome.DISCOURAGED) or versions != _ANY:
+        return WARNING
+    return WARNING if isinstance(row.values, Names) else ERROR
+
+
+def changes_nothing(name: str, value: str, release: Release | None = None) -> str:
+    """Why `value` is what a server of SGLang has anyway, with NCCL's versions where they matter; empty when it is not.
+
+    SGLang sets some variables itself where the job leaves them unset, so for those NCCL's own default is a change.
+    """
+    row = find(name)
+    if row is None or not value:
+        return ""
+    if name in WHEN_UNSET:
+        return f"SGLang sets {WHEN_UNSET[name]} itself when it is unset" if row.values.same(value, WHEN_UNSET[name]) else ""
+    versions = row.equals_default(value, release)
+    return "" if versions is None else "it is NCCL's default" + (f" {span(versions)}" if versions != _ANY else "")
+
+
+def _default(row: Variable, value: str, release: Release | None) -> Iterator[Remark]:
+    why = changes_nothing(row.name, value, release)
+    if why:
+        yield Remark(
+            "nccl_default",
+            INFO,
+            f"env.{row.name}",
+            f"`{row.name}={value}` changes nothing: {why}",
+            "an arm with nothing else equals one without it",
+        )
+
+
+def _outdated(row: Variable, release: Release | None) -> Iterator[Remark]:
+    instead = f"use {row.replaced_by} instead" if row.replaced_by else "leave it out"
+    if row.deprecated is not None and row.deprecated.holds(release):
+        message = f"`{row.name}` is deprecated {span(row.deprecated)}" + (f" in favour of `{row.replaced_by}`" if row.replaced_by else "")
+        yield Remark("nccl_deprecated", WARNING, f"env.{row.name}", message, f"{instead} ({row.note.rstrip('.')})" if row.note else instead)
+    elif row.exists.last:
+        message = f"`{row.name}` is read {span(row.exists)} only: no NCCL that SGLang uses knows it"
+        yield Remark("nccl_deprecated", WARNING, f"env.{row.name}", message, instead)
+
+
+def _algorithm(value: str, release: Release | None) -> Iterator[Remark]:
+    """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server fails."""
+    left_out = without_algorithm(value)
+    serious = [function for function in left_out if function in ("AllReduce", "AllGather", "ReduceScatter")]
+    if serious and FUNCTION_LISTS.holds(release):
+        fails = f"their first call ends the server (NCCL {FUNCTION_LISTS})"
+        message = f"`NCCL_ALGO={value}` leaves {', '.join(left_out)} without an algorithm: {fails}"
+        hint = (
+            f"restrict it to one collective: NCCL_ALGO: allreduce:{value.lower()}"
+            if ";" not in value and ":" not in value
+            else "add ring for them"
+        )
+        yield Remark("nccl_algorithm_missing", WARNING, "env.NCCL_ALGO", message, hint)
+
+
+def _debug(name: str, value: str) -> Iterator[Remark]:
+    if name == "NCCL_DEBUG" and value.strip().upper() in ("INFO", "TRACE"):
+        message = f"`NCCL_DEBUG={value}` writes lines while requests are measured: the timed launches pay for it"
+        hint = "leave it out: the agent lets NCCL tell its variables at the start of each launch, and its choices in a witness launch"
+        yield Remark("nccl_debug_cost", WARNING, "env.NCCL_DEBUG", message, hint)
+
+
+def of_server(asked: Configuration) -> Iterator[Remark]:
+    """What to tell about variables beside each other."""
+    least, most = (read_number(asked.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
+    if least is not None and most is not None and least > most:
+        message = f"`NCCL_MIN_CTAS={least}` is above `NCCL_MAX_CTAS={most}`: NCCL takes {most} for both"
+        yield Remark("nccl_settings_disagree", WARNING, "env.NCCL_MIN_CTAS", message, "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS")
+    if asked.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in asked.env:
+        message = "`NCCL_P2P_LEVEL` has no effect beside `NCCL_P2P_DISABLE=1`"
+        yield Remark("nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two")
+
+
+def can_matter(name: str) -> bool:
+    """True for a variable of NCCL that can change how fast it is."""
+    return is_ours(name) and not name.startswith(_NO_PERFORMANCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """NCCL variables of a server whose decode steps never reach NCCL, or perhaps do not: `path` tells which, and why."""
+
+    variables: tuple[str, ...]
+    path: bypass.Path
+
+
+def passed_by(asked: Configuration, topology: str) -> Passed | None:
+    """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it, or none is set that could matter."""
+    varied = tuple(name for name in asked.env if can_matter(name))
+    if not varied or asked.text("device") == "cpu":
+        return None
+    path = bypass.all_reduce_path(_server(asked, topology))
+    if path.answer is bypass.Answer.REACHES or path.by != "custom all-reduce":
+        return None
+    return Passed(varied, path)
+
+
+def _server(asked: Configuration, topology: str) -> bypass.Server:
+    args: Mapping[str, object] = {"nnodes": asked.nodes, **asked.args}
+    draft_tokens = asked.number("speculative_num_draft_tokens") or (asked.number("speculative_num_steps") or 0) + 1
+    tokens = asked.concurrency * max(draft_tokens, 1)
+    return bypass.Server(args, asked.env, topology, step_tokens=tokens, release=asked.release)
