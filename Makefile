@@ -25,8 +25,9 @@ test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (firs
 	$(bin)/python tests/real_sglang/environment.py
 	$(bin)/pytest -m real_sglang tests/real_sglang
 
-bench: .venv/installed-dev ## overheads of fleetctl and the agent, as a table and benchmarks/latest.json
+bench: .venv/installed-dev ## overheads of fleetctl and the agent, speed of diagnose: a table and benchmarks/latest.json
 	$(bin)/python benchmarks/overhead.py
+	$(bin)/python benchmarks/diagnose.py
 
 check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target check-types check-rest

@@ -28,13 +28,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _read(name: str) -> list[Told]:
     """One file as one telling, or as several when it is a JSON document that gathers texts."""
-    reader, kept, size = LogReader(), [], 0
+    reader, size = LogReader(), 0
+    kept: list[bytes] = []
     for chunk in _chunks(name):
         reader.feed(chunk)
         size += len(chunk)
-        if size <= _SHORT_BYTES:
-            kept.append(chunk)
-    text = b"".join(kept).decode("utf-8", "replace") if size <= _SHORT_BYTES else ""
+        kept = [*kept, chunk] if size <= _SHORT_BYTES else []
+    text = b"".join(kept).decode("utf-8", "replace")
     told = told_of(name, reader.finish(), text)
     parts = parts_of(text) if told.kind == TEXT or told.failed else {}
     return [_part(f"{name}[{key}]", part) for key, part in parts.items()] or [told]

@@ -1,0 +1,165 @@
+"""Owns the measurement of `fleetctl diagnose`: rate and memory on a long server log, beside what `wc` and `grep` need for the same file.
+
+The log is made of lines as servers write them: decode and prefill lines, answered requests, NCCL's choices, progress bars, rare warnings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = Path(sys.executable).parent
+LATEST = ROOT / "benchmarks/latest.json"
+PIECE_BYTES = 32 << 20  # distinct lines; a longer log repeats them
+COPY_BYTES = 1 << 20
+SIZES = (16384, 32768, 114688, 229376, 458752, 917504, 1835008, 14680064)
+WANTED_MB_S = 100.0
+RSS_LIMIT_MB = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table. `limit` 0 is none; a rate must reach it, anything else must stay below."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Within its limit, or without one."""
+        return not self.limit or (self.value >= self.limit if self.unit == "MB/s" else self.value < self.limit)
+
+
+def stamp(second: int, rank: str = " TP0") -> str:
+    """As SGLang stamps its lines."""
+    return f"[2026-06-20 {second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}{rank}]"
+
+
+def launch_lines() -> Iterator[str]:
+    """A launch up to its ready line."""
+    yield f"{stamp(0, '')} server_args=ServerArgs(model_path='/models/large', tp_size=8, speculative_algorithm='EAGLE3')"
+    yield f"{stamp(5)} Load weight begin. avail mem=138.10 GB"
+    yield from (
+        f"\rLoading safetensors checkpoint shards: {n * 100 // 163:3d}% Completed | {n}/163 [00:01<00:52,  3.1it/s]" for n in range(164)
+    )
+    yield f"{stamp(60)} Load weight end. elapsed=54.81 s, type=LargeForCausalLM, avail mem=61.20 GB."
+    yield f"{stamp(62)} The server is fired up and ready to roll!"
+
+
+def second_of_work(dice: random.Random, second: int) -> Iterator[str]:
+    """About what a busy server of eight GPUs writes in a second."""
+    running, tokens = dice.randint(24, 64), dice.randint(20_000, 90_000)
+    for _ in range(dice.randint(1, 3)):
+        accept, rate = dice.uniform(2.2, 3.4), dice.uniform(1800, 2600)
+        yield (
+            f"{stamp(second)} Decode batch, #running-req: {running}, #token: {tokens}, token usage: {tokens / 480_000:.2f}, "
+            f"accept len: {accept:.2f}, accept rate: {accept / 4:.2f}, cuda graph: True, "
+            f"gen throughput (token/s): {rate:.2f}, #queue-req: 0"
+        )
+    for _ in range(dice.randint(2, 6)):
+        yield (
+            f"{stamp(second)} Prefill batch, #new-seq: {dice.randint(1, 3)}, #new-token: {dice.randint(30, 8192)}, "
+            f"#cached-token: {dice.randint(0, 512)}, token usage: 0.11, #running-req: {running}, #queue-req: {dice.randint(0, 4)}, "
+        )
+        yield f'{stamp(second, "")} INFO:     10.0.0.{dice.randint(2, 9)}:{dice.randint(1024, 65535)} - "POST /generate HTTP/1.1" 200 OK'
+    for device in range(8):
+        size = dice.choice(SIZES)
+        protocol, channels = ("LL", 7) if size < 100_000 else ("SIMPLE", 15)
+        place = f"node-1:{166760 + device}:{167760 + device} [{device}] NCCL INFO"
+        yield f"{place} AllReduce: {size} Bytes -> Algo RING proto {protocol} channel{{Lo..Hi}}={{0..{channels}}}"
+    if second % 10 == 0:
+        yield f'{stamp(second, "")} INFO:     10.0.0.1:{dice.randint(1024, 65535)} - "GET /health HTTP/1.1" 200 OK'
+    if second % 600 == 0:
+        yield f"{stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.62 -> 0.91"
+
+
+def write_log(path: Path, size_bytes: int) -> None:
+    """A log of about that size: a launch, then work. Kept small in memory: a child's resident memory begins as its parent's."""
+    dice = random.Random(1)  # the same log each time
+    with path.open("w+b") as stream:
+        stream.writelines(f"{line}\n".encode() for line in launch_lines())
+        first, second = stream.tell(), 100
+        while stream.tell() < min(PIECE_BYTES, size_bytes):
+            stream.writelines(f"{line}\n".encode() for line in second_of_work(dice, second))
+            second += 1
+        last = stream.tell()
+        while stream.tell() < size_bytes:
+            at = stream.tell()
+            stream.seek(first + (at - last) % (last - first))
+            piece = stream.read(min(COPY_BYTES, last - stream.tell()))
+            stream.seek(at)
+            stream.write(piece)
+
+
+def timed(argv: Sequence[str]) -> tuple[float, float, float, str]:
+    """(wall s, CPU s, largest resident MB, standard output) of a command; the MB are those of the largest child so far."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began_s = time.perf_counter()
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    wall_s = time.perf_counter() - began_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise RuntimeError(f"{argv[0]} ended with {done.returncode}: {done.stderr}")
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, after.ru_maxrss / 1024, done.stdout
+
+
+def figures_of(log: Path) -> list[Figure]:
+    """All rows for one log. Raises RuntimeError when the diagnosis is not what the log was made to give."""
+    size_mb = log.stat().st_size / 1e6
+    words = f"{size_mb:.0f} MB log"
+    wc_s = timed(["wc", "-l", str(log)])[0]
+    grep_s = timed(["grep", "-c", "gen throughput", str(log)])[0]
+    wall_s, cpu_s, rss_mb, told = timed([str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"])
+    document = json.loads(told)
+    if document["state"] != "serving" or not document["decode"]["lines"] or not document["nccl"]["tuning"]["rows"]:
+        raise RuntimeError(f"diagnose misread the log: {document['state']}")
+    return [
+        Figure(f"fleetctl diagnose, {words}, one core", size_mb / cpu_s, "MB/s", WANTED_MB_S),
+        Figure("  by the clock, start of the command included", size_mb / wall_s, "MB/s"),
+        Figure("  largest resident memory", rss_mb, "MB", RSS_LIMIT_MB),
+        Figure("  floor: wc -l of the same file", size_mb / wc_s, "MB/s"),
+        Figure("  floor: grep -c of one kind of line", size_mb / grep_s, "MB/s"),
+    ]
+
+
+def report(figures: Sequence[Figure], into: Path) -> None:
+    """Print the table, and put its rows in place of those of an earlier run beside what other benchmarks wrote."""
+    for figure in figures:
+        sign = "≥" if figure.unit == "MB/s" else "<"
+        limit = f"{sign} {figure.limit:g} {figure.unit}" + ("" if figure.holds else "  MISSED") if figure.limit else ""
+        print(f"{figure.name:56} {figure.value:8.2f} {figure.unit:4} {limit}")
+    told = json.loads(into.read_text()) if into.exists() else {}
+    rows = [asdict(figure) | {"holds": figure.holds, "benchmark": "diagnose"} for figure in figures]
+    told["figures"] = [row for row in told.get("figures", ()) if row.get("benchmark") != "diagnose"] + rows
+    into.write_text(json.dumps(told, indent=2) + "\n")
+
+
+def main() -> int:
+    """Measure and report; 1 when a limit is missed."""
+    parse = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parse.add_argument("--megabytes", type=int, default=1000, help="size of the log (default: 1000)")
+    parse.add_argument("--output", type=Path, default=LATEST)
+    options = parse.parse_args()
+    with tempfile.TemporaryDirectory(prefix="benchfleet-bench-") as folder:
+        log = Path(folder) / "server.log"
+        write_log(log, options.megabytes * 1_000_000)
+        figures = figures_of(log)
+    report(figures, options.output)
+    return 0 if all(figure.holds for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
