@@ -87,7 +87,7 @@ def test_the_log_reads_like_sglangs_and_says_that_it_is_simulated(tmp_path: Path
     for part in parts:
         assert part in text, part
     for name, value in TUNED.items():
-        assert f"NCCL INFO {name} set by environment to {value}." in text
+        assert f"NCCL INFO {name} set by environment to {value}" in text
     assert text.index("Load weight end") < text.index("The server is fired up and ready to roll!")
 
 

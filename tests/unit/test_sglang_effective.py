@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.sglang.effective import argument_gates, effective, environment_gates, nccl_version, proof
+from fleet_agent.engines.sglang.communication import Shown
+from fleet_agent.engines.sglang.effective import argument_gates, effective, proof, with_versions
+from fleet_knowledge.nccl.reader import NcclReader
 from fleet_protos.trial import Gate, GateEffect
 
-LOG = "h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to LL.\nh:1:1 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 16777216.\n"
+LOG = "h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to LL\nh:1:1 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 16777216.\n"
 
 
 def short(found: tuple[Gate, ...]) -> list[tuple[str, GateEffect]]:
@@ -90,33 +92,23 @@ def test_an_argument_that_is_not_shown_is_flagged() -> None:
     assert short(argument_gates({"new_thing": 8}, {})) == [("args_not_shown_by_server", GateEffect.FLAG)]
 
 
-@pytest.mark.parametrize(
-    ("env", "void"),
-    [
-        ({"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "16777216", "OTHER": "x", "NCCL_DEBUG": "INFO"}, 0),
-        ({"NCCL_PROTO": "Simple"}, 1),
-        ({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS"}, 2),
-    ],
-)
-def test_a_variable_that_nccl_does_not_name_voids_the_trial(env: dict[str, str], void: int) -> None:
-    assert short(environment_gates(env, LOG)) == [("env_not_effective", GateEffect.VOID_TRIAL)] * void
-
-
-def test_a_log_without_nccl_lines_proves_nothing_either_way() -> None:
-    assert environment_gates({"NCCL_ALGO": "Ring"}, "no such line") == ()
-
-
-def test_the_loaded_nccl_is_read_from_its_own_line() -> None:
-    assert nccl_version("x\nNCCL version 2.27.5+cuda12.9\n") == {"nccl": "2.27.5+cuda12.9"}
-
-
 def test_state_and_secrets_are_no_part_of_the_configuration() -> None:
     shown = {"tp_size": 8, "api_key": "sk-1", "admin_api_key": None, "internal_states": [{}], "status": "ready"}
     assert effective(shown) == {"tp_size": 8, "api_key": "…", "admin_api_key": None}
 
 
 def test_a_proof_names_versions_arguments_and_what_nccl_saw() -> None:
-    found = proof({"tp_size": 8}, {"NCCL_PROTO": "LL"}, {"tp_size": 8, "version": "0.5.23"}, LOG + "NCCL version 2.27.5\n")
-    assert found.versions == {"sglang": "0.5.23", "nccl": "2.27.5"}
+    reader = NcclReader()
+    for line in (*LOG.splitlines(), "NCCL version 2.27.5+cuda12.9"):
+        reader.feed(line)
+    found = proof({"tp_size": 8}, {"NCCL_PROTO": "LL"}, {"tp_size": 8, "version": "0.5.23"}, Shown(facts=reader.facts(), ranks=8))
+    assert found.versions == {"sglang": "0.5.23", "nccl": "2.27.5+cuda12.9"}
     assert found.env == {"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "16777216"}
     assert (found.gates, found.effective_args["tp_size"]) == ((), 8)
+    assert found.nccl["settings"]["NCCL_PROTO"] == ["LL"]
+
+
+def test_what_the_server_says_of_its_versions_counts_more_than_what_is_installed() -> None:
+    proved = with_versions(proof({}, {}, {"version": "0.5.23"}, Shown()), {"sglang": "0.5.9", "torch": "2.9.1"})
+    assert proved.versions == {"sglang": "0.5.23", "torch": "2.9.1"}
+    assert proved.nccl == {}

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from fleet_agent.engines.sglang import nccl
+from fleet_knowledge.nccl.conf import Source
+from fleet_knowledge.release import Release
 
 SET = "gpu01:41:41 [0] NCCL INFO NCCL_PROTO set by environment to LL."
 
@@ -24,16 +26,17 @@ def test_nccls_own_files_and_the_servers_log_are_read_apart_from_the_witness(tmp
 
 
 def test_the_configuration_file_that_the_job_names_stands_for_the_one_at_home(tmp_path: Path) -> None:
-    (tmp_path / ".nccl.conf").write_text("# fabric team\nNCCL_ALGO=Tree\n NCCL_IB_HCA = mlx5_0 \nnonsense\n")
+    (tmp_path / ".nccl.conf").write_text("# fabric team\nNCCL_ALGO=Tree\n")
     named = tmp_path / "named.conf"
     named.write_text("NCCL_PROTO=Simple\n")
     home = str(tmp_path)
-    at_home = nccl.configurations({}, home)
-    assert at_home[f"{home}/.nccl.conf"] == {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0"}
-    by_name = nccl.configurations({"NCCL_CONF_FILE": str(named)}, home)
-    assert by_name[str(named)] == {"NCCL_PROTO": "Simple"}
-    assert f"{home}/.nccl.conf" not in by_name
-    assert str(named) not in nccl.configurations({"NCCL_CONF_FILE": str(tmp_path / "absent")}, home)
+    newer, older = Release.read("2.27.3"), Release.read("2.22.3")
+    by_name = {"NCCL_CONF_FILE": str(named)}
+    assert nccl.configurations({}, newer, home)[0] == Source(f"{home}/.nccl.conf", "# fabric team\nNCCL_ALGO=Tree\n")
+    assert nccl.configurations(by_name, newer, home)[0] == Source(str(named), "NCCL_PROTO=Simple\n")
+    assert nccl.configurations(by_name, older, home)[0].name == f"{home}/.nccl.conf"
+    absent = nccl.configurations({"NCCL_CONF_FILE": str(tmp_path / "absent")}, newer, home)
+    assert [source.name for source in absent if source.name != "/etc/nccl.conf"] == []
 
 
 def test_the_mapped_library_is_told_by_its_path() -> None:
@@ -58,8 +61,11 @@ def test_the_libraries_of_a_launch_are_found_by_its_token() -> None:
 
 
 def test_the_inspectors_files_are_read_only_where_the_job_enables_it(tmp_path: Path) -> None:
-    (tmp_path / "rank0").mkdir()
-    (tmp_path / "rank0" / "dump.jsonl").write_text("{}\n")
-    folder = {"NCCL_INSPECTOR_DUMP_DIR": str(tmp_path)}
-    assert list(nccl.inspector_dumps({**folder, "NCCL_INSPECTOR_ENABLE": "1"})) == ["{}\n"]
-    assert list(nccl.inspector_dumps(folder)) == list(nccl.inspector_dumps({"NCCL_INSPECTOR_ENABLE": "1"})) == []
+    (tmp_path / "named" / "rank0").mkdir(parents=True)
+    (tmp_path / "named" / "rank0" / "dump.jsonl").write_text("{}\n")
+    (tmp_path / "server" / "nccl-inspector-unknown-jobid").mkdir(parents=True)
+    (tmp_path / "server" / "nccl-inspector-unknown-jobid" / "gpu0.prom").write_text("x 1\n")
+    on, named = {"NCCL_INSPECTOR_ENABLE": "1"}, {"NCCL_INSPECTOR_DUMP_DIR": str(tmp_path / "named")}
+    assert list(nccl.inspector_dumps({**on, **named}, tmp_path)) == ["{}\n"]
+    assert list(nccl.inspector_dumps(on, tmp_path)) == ["x 1\n"]
+    assert list(nccl.inspector_dumps(named, tmp_path)) == list(nccl.inspector_dumps({"NCCL_INSPECTOR_ENABLE": "0"}, tmp_path)) == []

@@ -1,31 +1,37 @@
-"""Owns the comparison of what a job asked for with what the server shows: gates, versions, NCCL's own words. Pure."""
+"""Owns the comparison of what a job asked for with what the server shows: arguments, versions and gates. Pure."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from fleet_agent.engines.sglang import communication
+from fleet_agent.engines.sglang.communication import Shown
 from fleet_knowledge.sglang.changes import Asked, known_change
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import Gate, GateEffect
 
 ARGS_CHANGED = "args_changed_by_server"
 ARGS_NOT_SHOWN = "args_not_shown_by_server"
-ENV_NOT_EFFECTIVE = "env_not_effective"
-_NCCL_SET = re.compile(r"NCCL INFO (NCCL_\w+) set by environment to (.*?)\.?$", re.MULTILINE)
-_NCCL_VERSION = re.compile(r"^.*NCCL version (\S+)", re.MULTILINE)
-_ABOUT_LOGGING = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 _NOT_SHOWN = ("internal_states", "launch_command", "status")  # state, not configuration
 _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
-def proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], log: str) -> ConfigurationProved:
-    """What took effect, from /server_info and the server's log; the host's fingerprint is left empty."""
-    gates = (*argument_gates(asked, info), *environment_gates(env, log))
-    versions = {"sglang": str(info.get("version", "")), **nccl_version(log)}
-    return ConfigurationProved(effective_args=effective(info), versions=versions, env=nccl_seen(log), gates=gates)
+def proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], shown: Shown) -> ConfigurationProved:
+    """What took effect, from /server_info and from what NCCL shows; the host's fingerprint is left empty."""
+    gates = (*argument_gates(asked, info), *communication.gates(env, shown, info))
+    versions = {"sglang": str(info.get("version", "")), **nccl_version(shown)}
+    seen = communication.values_seen(shown.facts)
+    return ConfigurationProved(
+        effective_args=effective(info), versions=versions, env=seen, gates=gates, witness=shown.witness, nccl=communication.to_json(shown)
+    )
+
+
+def with_versions(proved: ConfigurationProved, installed: Mapping[str, str]) -> ConfigurationProved:
+    """The proof with what is installed; what the server itself says of a version counts more."""
+    return replace(proved, versions={**installed, **proved.versions})
 
 
 def effective(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,25 +75,6 @@ def _json(value: Any) -> Any:
         return value
 
 
-def environment_gates(env: Mapping[str, str], log: str) -> tuple[Gate, ...]:
-    """One gate for each NCCL variable of the job that NCCL's own lines do not name; none when NCCL wrote no line at all."""
-    if "NCCL INFO" not in log:
-        return ()
-    seen = nccl_seen(log)
-    gates = []
-    for name, value in sorted(env.items()):
-        if name.startswith("NCCL_") and name not in _ABOUT_LOGGING and seen.get(name) != value:
-            found = f"NCCL says {seen[name]}" if name in seen else "NCCL's log does not name it"
-            gates.append(Gate(ENV_NOT_EFFECTIVE, GateEffect.VOID_TRIAL, f"{name}={value} did not reach NCCL: {found}"))
-    return tuple(gates)
-
-
-def nccl_seen(log: str) -> dict[str, str]:
-    """NCCL variables and their values, from `<VAR> set by environment to <value>.`"""
-    return {name: value.strip() for name, value in _NCCL_SET.findall(log)}
-
-
-def nccl_version(log: str) -> dict[str, str]:
+def nccl_version(shown: Shown) -> dict[str, str]:
     """{"nccl": version} as the loaded library printed it; empty when it printed none."""
-    found = _NCCL_VERSION.search(log)
-    return {"nccl": found[1]} if found else {}
+    return {"nccl": shown.facts.versions[-1]} if shown.facts.versions else {}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import container, effective, explain, log, readiness, versions
-from fleet_agent.engines.sglang.arguments import at_home, under_home
+from fleet_agent.engines.sglang import container, explain, proving, readiness, versions
+from fleet_agent.engines.sglang.arguments import at_home, under_home, words
 from fleet_agent.engines.sglang.binding import HostCpus
 from fleet_agent.engines.sglang.command import HOST, HostFacts, server_command
 from fleet_agent.engines.sglang.cpus import read_host_cpus
+from fleet_agent.engines.sglang.proving import Launched
 from fleet_agent.engines.sglang.runtimes import client_environment, find_runtime, image_id
 from fleet_knowledge.release import Release
 from fleet_protos.events import ConfigurationProved
@@ -35,19 +36,21 @@ class SglangEngine:
 
     async def ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
-        return await readiness.look(url, model_path=under_home(spec.engine.model_path, str(Path.home())))
+        home = str(Path.home())
+        passed = ("--port", str(urlsplit(url).port), *words(at_home(spec.engine.args, home)))
+        return await readiness.look(url, model_path=under_home(spec.engine.model_path, home), words=passed)
 
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
-        """What took effect, from /server_info, the log and what is installed. Raises ServerFailed when it stopped answering."""
+        """What took effect, from /server_info, NCCL's own words and what is installed. Raises ServerFailed when it stopped answering."""
         home = str(Path.home())
         info = await readiness.server_info(url)
-        proved = effective.proof(at_home(spec.engine.args, home), spec.engine.env, info, log.whole(log_path))
-        installed = await _installed(spec, home)
-        return replace(proved, versions={**installed, **proved.versions})
+        launched = Launched(spec, log_path, at_home(spec.engine.args, home), await _installed(spec, home))
+        return await proving.prove(launched, info)
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
         """(failure class, cause) of a server that ended."""
-        return explain.explain(log.tail(log_path), exit_code)
+        told = explain.explain(log_path, exit_code)
+        return told.failure_class, told.cause
 
 
 def _facts(spec: TrialSpec) -> HostFacts:

@@ -1,6 +1,6 @@
 """Owns where NCCL tells what it did on this host: log lines, configuration files, the loaded library. Reads them; judges nothing.
 
-Sources: NCCL's environment documentation (NCCL_CONF_FILE from 2.23, else ~/.nccl.conf, then /etc/nccl.conf), proc_pid_maps(5).
+Source of the mapped libraries: proc_pid_maps(5).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fleet_agent.processes import members_of, session_with_token
+from fleet_knowledge.nccl.conf import SYSTEM_FILE, Source, user_file
+from fleet_knowledge.release import Release
 
 LOGS = "nccl-*.log"  # beside the server's log: NCCL_DEBUG_FILE of a launch on two or more GPUs
 WITNESS_LOGS = "nccl-witness-*.log"
-SYSTEM_CONFIGURATION = "/etc/nccl.conf"
 _MENTIONED = re.compile(r"\b(?:NCCL|RCCL)\b|\bnccl")
 _LIBRARY = re.compile(r"(/\S*/lib(?:nccl|rccl)\.so[\w.]*)")
 _LINE_LIMIT = 4096
-_CONFIGURATION_LIMIT_BYTES = 1 << 16
+_CONFIGURATION_LIMIT = 1 << 16
 _INSPECTOR_ON, _INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP_DIR"
 
 
@@ -39,23 +40,18 @@ def logs(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
     return tuple(sorted(of_witness if witness else set(log.parent.glob(LOGS)) - of_witness))
 
 
-def configurations(env: Mapping[str, str], home: str) -> dict[str, dict[str, str]]:
-    """The variables of each NCCL configuration file that the server finds, the stronger file first. An unreadable one has none."""
-    own = env.get("NCCL_CONF_FILE") or f"{home}/.nccl.conf"
-    found = {path: dict(_variables(path)) for path in (own, SYSTEM_CONFIGURATION)}
-    return {path: variables for path, variables in found.items() if variables}
+def configurations(env: Mapping[str, str], release: Release | None, home: str) -> tuple[Source, ...]:
+    """NCCL's configuration files that the server finds, the user's before the system's. One that cannot be read is not there."""
+    found = ((path, _text(path)) for path in (user_file(env, release, home), SYSTEM_FILE))
+    return tuple(Source(path, text) for path, text in found if text)
 
 
-def _variables(path: str) -> Iterator[tuple[str, str]]:
+def _text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            content = file.read(_CONFIGURATION_LIMIT_BYTES)
+            return file.read(_CONFIGURATION_LIMIT)
     except OSError:
-        return
-    for line in content.splitlines():
-        name, mark, value = line.partition("=")
-        if mark and not line.lstrip().startswith("#") and name.strip():
-            yield name.strip(), value.strip()
+        return ""
 
 
 def loaded_libraries(token: str) -> tuple[str, ...]:
@@ -77,12 +73,13 @@ def _maps(pid: int) -> list[str]:
         return []
 
 
-def inspector_dumps(env: Mapping[str, str]) -> Iterator[str]:
-    """The texts that NCCL Inspector wrote, where the job has it enabled and names its folder."""
-    folder = env.get(_INSPECTOR_FOLDER, "")
-    if env.get(_INSPECTOR_ON, "0") in ("", "0") or not folder:
+def inspector_dumps(env: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """The texts that NCCL Inspector wrote, where the job enables it: to the folder that the job names, else below the server's own."""
+    if env.get(_INSPECTOR_ON, "0") in ("", "0"):
         return
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*"), recursive=True)):
+    named = env.get(_INSPECTOR_FOLDER)
+    pattern = os.path.join(glob.escape(named), "**", "*") if named else os.path.join(glob.escape(str(folder)), "*", "nccl-inspector-*", "*")
+    for path in sorted(glob.glob(pattern, recursive=True)):
         if os.path.isfile(path):
             try:
                 yield Path(path).read_text(encoding="utf-8", errors="replace")

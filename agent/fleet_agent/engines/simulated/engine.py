@@ -7,12 +7,14 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import effective, explain, log, readiness
+from fleet_agent.engines.sglang import explain, proving, readiness
 from fleet_agent.engines.sglang.arguments import words
 from fleet_agent.engines.sglang.binding import HostCpus, bind, choose
 from fleet_agent.engines.sglang.cpus import read_host_cpus
+from fleet_agent.engines.sglang.proving import Launched
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import TrialSpec
@@ -52,13 +54,15 @@ class SimulatedEngine:
 
     async def ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
-        return await readiness.look(url, model_path=spec.engine.model_path)
+        passed = ("--port", str(urlsplit(url).port), *words(spec.engine.args))
+        return await readiness.look(url, model_path=spec.engine.model_path, words=passed)
 
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
         info = await readiness.server_info(url)
-        return effective.proof(spec.engine.args, spec.engine.env, info, log.whole(log_path))
+        return await proving.prove(Launched(spec, log_path, spec.engine.args, {}, names_all=True), info)
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
         """(failure class, cause) of a server that ended."""
-        return explain.explain(log.tail(log_path), exit_code)
+        told = explain.explain(log_path, exit_code)
+        return told.failure_class, told.cause

@@ -58,7 +58,8 @@ class Logbook:
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] NCCL INFO "
         for name, value in sorted(seen.items()):
             if name not in _QUIET_NCCL:
-                self.raw(f"{place}{name} set by environment to {value}.")
+                stop = "." if value.lstrip("-").isdigit() else ""  # NCCL ends a number's line with a full stop, a text's without
+                self.raw(f"{place}{name} set by environment to {value}{stop}")
         self.raw(f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)")
 
     def decode(self, *, running: int, queued: int, tokens: int, accept: tuple[float, float] | None, tok_s: float) -> None:
