@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_controller.report.diagnosis import Told, joined, told_of
 from fleet_knowledge.host import recognise
-from fleet_knowledge.host.join import join
 from fleet_knowledge.host.topology import read_topology
+from fleet_knowledge.log.reader import LogReader
 
 DATA = Path(__file__).parent / "data"
 TOPOLOGIES = sorted((DATA / "host" / "topologies").glob("*.json"))
@@ -27,6 +28,17 @@ def told(text: str) -> dict[str, Any]:
     found = recognise(text)
     assert found is not None
     return dict(found)
+
+
+def together(*texts: str) -> dict[str, Any]:
+    """What `fleetctl diagnose` makes of several files."""
+
+    def told(text: str) -> Told:
+        reader = LogReader()
+        reader.feed(text.encode())
+        return told_of("file", reader.finish(), text)
+
+    return joined([told(text) for text in texts])
 
 
 def contain_all(texts: list[str], words: list[str]) -> bool:
@@ -72,19 +84,13 @@ def test_f07_what_makes_two_equal_hosts_unequal_is_told_with_the_least_of_each()
     assert found["hosts"]["south"]["slowest"] == expected["slowest"]
 
 
-def test_a21_the_holders_of_gpu_memory_are_named_and_not_to_be_killed() -> None:
-    given_, expected = case("A21")
-    joined = join(given_["diagnosis"], [told(given_["processes"])])
-    assert (joined["failure_class"], joined["pids"]) == ("gpu_busy_leftover", expected["pids"])
-    assert [holder["standing"] for holder in joined["holders"]] == expected["standings"]
-    assert all(word in joined["hint"] for word in expected["hint"])
-
-
-def test_a21_a_warning_alone_is_explained_by_the_processes_too() -> None:
-    given_, expected = case("A21")
-    diagnosis = {"failure_class": None, "hint": None, "warnings": [{"code": "gpu_busy_leftover", "message": "", "hint": ""}]}
-    assert join(diagnosis, [told(given_["processes"])])["pids"] == expected["pids"]
-    assert "pids" not in join({"failure_class": "oom_weights", "warnings": []}, [told(given_["processes"])])
+@pytest.mark.parametrize("log", ["error", "warning"])
+def test_a21_the_holders_of_gpu_memory_are_named_and_not_to_be_killed(log: str) -> None:
+    texts, expected = case("A21")
+    document = together(texts[log], texts["processes"])
+    assert (document["failure_class"], (document["details"] | document)["pids"]) == ("gpu_busy_leftover", expected["pids"])
+    assert [holder["standing"] for holder in (document["details"] | document)["holders"]] == expected["standings"]
+    assert all(word in document["hint"] for word in expected["hint"])
 
 
 def test_a23_a_fabric_that_is_not_joined_is_told_though_every_gpu_is_listed() -> None:
@@ -94,9 +100,9 @@ def test_a23_a_fabric_that_is_not_joined_is_told_though_every_gpu_is_listed() ->
     assert expected["cause"] in details["cause_line"]
     assert (listed["failure_class"], len(listed["gpus"])) == (None, 8)
     assert "Fabric State" in listed["fabric"], "a list alone proves nothing of the fabric"
-    joined = join(given_["diagnosis"], [listed])
-    assert all(word in joined["hint"] for word in expected["hint"])
-    assert "Error 803/804" in joined["related"]
+    document = together(given_["log"], given_["list"])
+    assert document["failure_class"] == expected["failure_class"]
+    assert all(word in document["hint"] for word in expected["hint"])
 
 
 @pytest.mark.parametrize("file", TOPOLOGIES, ids=lambda file: file.stem)

@@ -17,12 +17,6 @@ _SWITCHED = re.compile(r"\b(?:H100 80GB HBM3|H200|H800|H20|B200|B300|GB200|GB300
 UNKNOWN = "unknown: look at Fabric State in `nvidia-smi -q`; that nvidia-smi answers says nothing of it"
 _ALONE = re.compile(r"PCIe|NVL|\bGH200\b")
 _FINE = ("completed", "not supported", "n/a", "none")
-# Numbers of cudaGetDeviceCount in a log that belong to other causes than the fabric.
-RELATED = {
-    "Error 802": "fabric manager not running, or not of the driver's version",
-    "Error 803/804": "driver and CUDA libraries do not fit: the container is too new for the driver",
-    "Error 100/101": "no GPU, or not the one asked for, is visible to the process",
-}
 
 
 def needs_fabric(gpus: Sequence[Gpu]) -> bool:

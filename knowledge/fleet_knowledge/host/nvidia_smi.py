@@ -90,12 +90,12 @@ def is_state_line(line: str) -> bool:
 
 def _lost(lost: Mapping[str, str], line: str) -> dict[str, Any]:
     reset_only = bool(lost) and all("requires reset" in reason.lower() for reason in lost.values())
-    where = f"at {', '.join(lost)}" if lost else "of this host"
+    where = f"GPU at {next(iter(lost))} is" if len(lost) == 1 else f"GPUs at {', '.join(lost)} are" if lost else "GPU is"
     failure = FAILURES["gpu_lost"]
     hint = (
-        f"The GPU {where} stopped after an error and requires a reset: drain the host, then `nvidia-smi -r` or reboot."
+        f"The {where} stopped after an error and must be reset: drain the host, then `nvidia-smi -r` or reboot."
         if reset_only
-        else f"The GPU {where} is gone (Xid 79 in dmesg): the host needs a reboot, often a cold power cycle; take it out of the pool and"
+        else f"The {where} gone (Xid 79 in dmesg): the host needs a reboot, often a cold power cycle; take it out of the pool and"
         " start no tensor-parallel job on what seems to be left."
     )
     told = _state("gpu_lost", hint, line, "degraded") | {"bus_ids": list(lost), "avoid": failure.avoid}

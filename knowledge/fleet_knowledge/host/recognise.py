@@ -9,7 +9,7 @@ from typing import Any
 from fleet_knowledge.host import compare, fabric, leftovers, listing, lscpu, nvidia_smi
 from fleet_knowledge.host.gpu import Gpu
 from fleet_knowledge.host.table import plain
-from fleet_knowledge.host.topology import read_topology
+from fleet_knowledge.host.topology import Topology, read_topology
 
 _SHORT = 40  # lines: a terminal's paste, where one line may tell the state of the host
 
@@ -40,8 +40,13 @@ def _document(text: str) -> dict[str, Any] | None:
     hosts = compare.hosts_from(document) if isinstance(document, Mapping) else {}
     if not hosts:
         return None
-    warnings = [warn.to_json() for gpus in hosts.values() for warn in compare.unequal(gpus)]
-    return _told("hosts", **compare.compare_hosts(hosts), warnings=warnings, host_state="unequal" if warnings else "ok")
+    warnings = [
+        warn.to_json() | {"message": f"{name}: {warn.message}" if name else warn.message}
+        for name, gpus in hosts.items()
+        for warn in compare.unequal(gpus)
+    ]
+    told = compare.compare_hosts(hosts)
+    return _told("hosts", **told, warnings=warnings, host_state="unequal" if warnings else "ok", summary="; ".join(told["differences"]))
 
 
 def _topology(text: str) -> dict[str, Any] | None:
@@ -50,7 +55,15 @@ def _topology(text: str) -> dict[str, Any] | None:
         return None
     hint = "compare this host only with others of the same class"
     warnings = [{"code": "topology", "message": warning, "hint": hint} for warning in found.warnings]
-    return _told("topology", topology=found.to_json(), **(found.to_json() | {"warnings": warnings}))
+    return _told("topology", topology=found.to_json(), **(found.to_json() | {"warnings": warnings}), summary=_wires(found))
+
+
+def _wires(found: Topology) -> str:
+    """What of a table matters, in a line for a person."""
+    numa = " ".join("-" if node is None else str(node) for node in found.numa.values())
+    islands = " | ".join(",".join(map(str, island)) for island in found.islands)
+    nics = ", ".join(f"{gpu} {nic or 'none'}" for gpu, nic in found.nearest_nic.items())
+    return f"islands {islands}; NUMA {numa or 'unknown'}" + (f"; nearest network card {nics}" if nics else "")
 
 
 def _state(text: str) -> dict[str, Any] | None:
@@ -81,7 +94,10 @@ def _gpus(text: str) -> dict[str, Any] | None:
 
 def _of_gpus(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
     warnings = [warn.to_json() for warn in compare.unequal(gpus)] + _faults(gpus)
-    told = _told("nvidia_smi", gpus=[gpu.told() for gpu in gpus], slowest=compare.slowest(gpus), warnings=warnings)
+    least = ", ".join(f"{name} {value}" for name, value in compare.slowest(gpus).items())
+    models = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
+    summary = f"{len(gpus)} GPUs ({models})" + (f"; the least of each: {least}" if least else "")
+    told = _told("nvidia_smi", gpus=[gpu.told() for gpu in gpus], slowest=compare.slowest(gpus), warnings=warnings, summary=summary)
     told |= {"host_state": "unequal" if warnings else "ok", "fabric": _fabric(gpus)}
     told |= {"processes": leftovers.explain(processes)["holders"]} if (processes := leftovers.read_processes(text)) else {}
     broken = [gpu for gpu in gpus if gpu.fault]
