@@ -12,6 +12,7 @@ from fleet_knowledge.host import recognise as recognise_host
 from fleet_knowledge.log.diagnosis import UNKNOWN, Diagnosis
 
 SERVER_LOG, NCCL_LOG, TEXT = "server_log", "nccl_log", "text"
+_LOGS = (SERVER_LOG, NCCL_LOG, TEXT)
 _WIDTH = 100
 _FAR = 99
 _GOOD = ("ok", "host")
@@ -37,7 +38,8 @@ class Told:
 def told_of(file: str, diagnosis: Diagnosis, text: str) -> Told:
     """The reading of one file; `text` is its content where it is short enough to be something else than a log, else empty."""
     kind = _log_kind(diagnosis)
-    other = (recognise_host(text) or recognise_figures(text)) if text and kind in (TEXT, NCCL_LOG) else None
+    is_document = text[:64].lstrip()[:1] in ("{", "[") and not text.lstrip().startswith("[20")
+    other = (recognise_host(text) or recognise_figures(text)) if text and (is_document or kind in (TEXT, NCCL_LOG)) else None
     if other is None:
         return Told(file, kind, diagnosis.to_json(), diagnosis.distance if diagnosis.failure_class else _FAR)
     facts = {**Diagnosis().to_json(), **diagnosis.to_json(), **{key: value for key, value in other.items() if value is not None}}
@@ -64,18 +66,20 @@ def joined(tellings: Sequence[Told]) -> dict[str, Any]:
     """All files as one JSON document: the root of all in front, each file's own facts under `files`."""
     root = _root(tellings)
     front = dict(root.facts)
+    for told in tellings if root.kind in _LOGS else ():
+        front |= _explained(front, told.facts) if told.kind not in _LOGS else {}
+    bus_ids = [bus_id for told in tellings for bus_id in told.facts.get("bus_ids") or ()]
+    front |= {"bus_ids": list(dict.fromkeys(bus_ids))} if bus_ids else {}
     details = dict(front.get("details") or {})
     for other in tellings:
         if other is not root and front.get("failure_class") and other.facts.get("failure_class") == front["failure_class"]:
             details |= {key: value for key, value in _own(other).items() if key not in details}
-            if root.kind == SERVER_LOG and other.kind != SERVER_LOG:
-                front["hint"] = other.facts.get("hint") or front.get("hint")
     unfinished = [other.file for other in tellings if len(tellings) > 1 and other.facts.get("state") == "starting"]
     if unfinished and front.get("failure_class"):
         details["unfinished_files"] = unfinished
-    front |= {"details": details, "kind_of_file": root.kind, "file": root.file}
-    files = [{"file": told.file, "kind_of_file": told.kind, **told.facts} for told in tellings] if len(tellings) > 1 else []
-    return {**front, "files": files or [{"file": root.file, "kind_of_file": root.kind}]}
+    front |= {"details": details, "kind": root.kind, "file": root.file}
+    files = [{"file": told.file, "kind": told.kind, **told.facts} for told in tellings] if len(tellings) > 1 else []
+    return {**front, "files": files or [{"file": root.file, "kind": root.kind}]}
 
 
 def lines_of(tellings: Sequence[Told]) -> list[str]:
@@ -111,6 +115,19 @@ def _root(tellings: Sequence[Told]) -> Told:
     return max(tellings, key=lambda told: (told.kind == SERVER_LOG, bool(told.facts.get("decode")), -tellings.index(told)))
 
 
+def _explained(front: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file of the host adds to a server's failure: who holds the memory, how the fabric stands, which GPU is gone."""
+    failure = front.get("failure_class")
+    warned = not failure and any(warning.get("code") == "gpu_busy_leftover" for warning in front.get("warnings") or ())
+    if told.get("kind") == "gpu_processes" and told.get("pids") and (failure == "gpu_busy_leftover" or warned):
+        return {name: told[name] for name in ("pids", "holders", "hint") if name in told}
+    if failure == "fabric_manager_down" and told.get("fabric"):
+        return {name: told[name] for name in ("fabric", "related") if name in told} | {"hint": told.get("hint") or front.get("hint")}
+    if told.get("host_state") == "degraded":
+        return {"host_state": "degraded", "hint": told.get("hint") or front.get("hint")}
+    return {}
+
+
 def _own(told: Told) -> dict[str, Any]:
     """What a file's kind tells beyond the keys that every kind has."""
     common = Diagnosis().to_json()
@@ -120,9 +137,7 @@ def _own(told: Told) -> dict[str, Any]:
 def _headline(document: Mapping[str, Any], several: bool) -> str:
     where = f"{document['file']}: " if several else ""
     if not document.get("failure_class"):
-        return f"{where}{document.get('state') or UNKNOWN}" + (
-            f" ({document['kind_of_file']})" if document["kind_of_file"] != SERVER_LOG else ""
-        )
+        return f"{where}{document.get('state') or UNKNOWN}" + (f" ({document['kind']})" if document["kind"] != SERVER_LOG else "")
     place = [str(document[key]) for key in ("rank", "phase") if document.get(key)]
     retry = {True: ", may be tried again", False: ", trying again does not help", None: ""}[document.get("retryable")]
     return f"{where}failed: {document['failure_class']}" + (f" ({', '.join(place)})" if place else "") + retry
@@ -162,23 +177,20 @@ def _nccl(nccl: Mapping[str, Any]) -> list[str]:
     if not nccl:
         return []
     settings = ", ".join(f"{name}={'/'.join(values)}" for name, values in list(nccl.get("settings", {}).items())[:8])
-    transport = ", ".join(f"{name} {count}" for name, count in nccl.get("transport", {}).items())
+    transport = ", ".join(f"{name} {count}" for name, count in nccl.get("transport", {}).items() if count)
     told = [f"{nccl.get('library') or 'NCCL'} {nccl.get('version') or ''}".strip(), settings, transport and f"transport {transport}"]
     return ["nccl: " + "; ".join(part for part in told if part)]
 
 
 def _other(document: Mapping[str, Any]) -> list[str]:
     """Files that are no logs: the plain values of their kind."""
-    if document["kind_of_file"] in (SERVER_LOG, NCCL_LOG, TEXT):
+    if document["kind"] in _LOGS:
         return []
     common = Diagnosis().to_json()
     plain = {
         key: value
         for key, value in document.items()
-        if key not in common
-        and key not in ("file", "files", "kind_of_file", "details")
-        and isinstance(value, str | int | float)
-        and value != ""
+        if key not in common and key not in ("file", "files", "kind", "details") and isinstance(value, str | int | float) and value != ""
     }
     return [f"{key}: {value}" for key, value in plain.items()]
 

@@ -78,7 +78,7 @@ class Diagnosis:
             "version": VERSION,
             "state": self.state,
             "failure_class": self.failure_class or None,
-            "kind": self.kind.name.lower() if self.failure_class else None,
+            "error_kind": self.kind.name.lower() if self.failure_class else None,
             "retryable": self.retryable,
             "cause_line": self.cause_line or None,
             "rank": self.rank or None,

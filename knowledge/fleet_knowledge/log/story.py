@@ -194,7 +194,7 @@ class Story:
     def _survived(self, sighting: Sighting) -> None:
         if sighting.distance == 0:
             message = f"the log tells of {sighting.failure_class}, but the server went on: {sighting.cause_line}"
-            self._warn(f"survived_{sighting.failure_class}", "", "warning", message, "Look whether it made the server slower.", {})
+            self._warn(sighting.failure_class, "", "warning", message, "Look whether it made the server slower.", {})
 
     def _note(self, line: Line, note: Note, details: Mapping[str, str]) -> bool:
         if note.serving_only and self.launch.begun and not self.launch.ready_at:
