@@ -1,98 +1,83 @@
-"""Owns the reading of a dead server's log: one table from words to failure class. Pure; decides on no retry."""
+"""Owns what a dead server's log and exit code come to together. Reads the log by `fleet_knowledge.log`; decides on no retry itself."""
 
 from __future__ import annotations
 
-import re
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
+from fleet_knowledge.failures import FAILURES, kind_of
+from fleet_knowledge.log.diagnosis import Diagnosis
+from fleet_knowledge.log.reader import LogReader
 from fleet_protos.errors import ErrorKind
 
-# The first row that matches wins: a row is above those whose words also appear in its own case.
-# (failure class, words, where the words are from)
-_TABLE = (
-    # sglang issue 3752: its dump of the batch ends in `Killed`, which is not the host's doing
-    ("watchdog_timeout", r"Watchdog timeout \("),
-    # sglang issue 3430, `Capture cuda graph failed`; says CUDA out of memory too
-    ("oom_cuda_graph", r"Capture cuda graph failed: .*out of memory"),
-    # sglang issues 322, 4330; 0.4.1 - 0.5.23
-    ("oom_kv_cache", r"Not enough memory\. Please try to increase --mem-fraction-static|KV cache pool leaks|No KV cache memory left"),
-    # torch 2.x wording; HIP says the same
-    ("cuda_oom", r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"),
-    # server_args.py 0.5.9 - 0.5.23, torch's TCPStore; before the HTTP port, whose words are a part of these
-    ("dist_port_in_use", r"dist_init_port at \d+ is not available|DistNetworkError.*EADDRINUSE|The port \d+ is in use, but we could not"),
-    # uvicorn; found out only after the weights are loaded
-    ("port_in_use", r"error while attempting to bind on address|\[Errno 98\]|address already in use"),
-    # argparse: exit code 2
-    ("spec_args_invalid", r"^[\w. -]+: error: .*--speculative-"),
-    ("argument_error", r"^[\w. -]+: error: "),
-    # sglang issue 36528: EAGLE3 without a draft loads the target as its own draft
-    ("spec_draft_missing", r"AttributeError: .*(?:set_embed|hot_token_id)"),
-    # server_args.py 0.5.9, arg_groups/speculative_hook.py and speculative/draft_utils.py 0.5.23
-    (
-        "spec_args_invalid",
-        r"^(?:ValueError|AssertionError|NotImplementedError): .*(?:speculative|Spec v2|topk = 1"
-        r"|(?:EAGLE3?|NEXTN|NGRAM|STANDALONE|DFLASH|DSPARK)\b.*(?:not support|support|require))",
-    ),
-    # huggingface_hub; a private repository without a token says `not found` as well
-    ("hf_auth", r"GatedRepoError|Cannot access gated repo|gated repo"),
-    (
-        "model_not_found",
-        r"RepositoryNotFoundError|Repository Not Found|is not a valid model identifier|is not a local folder|Repo id must be"
-        r"|does not appear to have a file named config\.json|LocalEntryNotFoundError|Can't load the configuration of"
-        r"|FileNotFoundError: .*config\.json|Unrecognized model in|OfflineModeIsEnabled",
-    ),
-    # engine.py 0.5.10 - 0.5.23; `Exit code: -9` alone up to 0.5.9
-    ("host_oom_kill", r"died during initialization \(exit code: -9\)|^Exit code: -9|oom-kill|Out of memory: Killed process"),
-    # custom all-reduce without NVLink, sglang issue 4814
-    ("p2p_unsupported", r"peer access is not supported between these two devices"),
-    ("fabric_manager_down", r"Error 802: system not yet initialized"),
-    ("gpu_busy_leftover", r"memory capacity is unbalanced"),
-    ("weight_load_incomplete", r"other ranks that didn't finish loading"),
-    ("scheduler_crashed", r"crashed with exit code|Scheduler hit an exception|SIGQUIT received|Received sigquit"),
-)
-# What would fail again however often it is tried, and what ran out of memory; the rest ended for reasons that may pass.
-_KINDS = {
-    "spec_args_invalid": ErrorKind.CONFIG,
-    "argument_error": ErrorKind.CONFIG,
-    "spec_draft_missing": ErrorKind.CONFIG,
-    "hf_auth": ErrorKind.CONFIG,
-    "model_not_found": ErrorKind.CONFIG,
-    "p2p_unsupported": ErrorKind.CONFIG,
-    "oom_cuda_graph": ErrorKind.SERVER_OOM,
-    "oom_kv_cache": ErrorKind.SERVER_OOM,
-    "cuda_oom": ErrorKind.SERVER_OOM,
-    "host_oom_kill": ErrorKind.SERVER_OOM,
-    "port_in_use": ErrorKind.SERVER_LAUNCH,
-    "dist_port_in_use": ErrorKind.SERVER_LAUNCH,
-}
-_RULES = tuple((name, re.compile(words)) for name, words in _TABLE)
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
-_TOKEN = re.compile(r"hf_\w{8,}")
-_LINE_LIMIT = 400
+__all__ = ["Explanation", "explain", "kind_of"]
+
+_CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 64 << 20  # of a log too long to be read while a trial waits: its launch, and what led to its end
+_TAIL_BYTES = 256 << 20
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_USAGE = 2  # argparse's
+_SILENT_KILL = "the server got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg"
 
 
-def explain(log: str, exit_code: int) -> tuple[str, str]:
-    """(failure class, one line of cause) from the end of a log. A scheduler that died is told by the exception that ended it."""
-    lines = [line for line in log.splitlines() if not line[:1].isspace()]  # an indented one quotes source in a traceback
-    for failure_class, rule in _RULES:
-        found = next(filter(rule.search, lines), "")
-        if found:
-            told = _last_exception(lines) if failure_class == "scheduler_crashed" else ""
-            return failure_class, _line(told or found)
-    if exit_code == -9:
-        return "killed", "the server got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg"
-    return "unknown", _line(_last_exception(lines))
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a server ended. `cause` is for a person, `cause_line` the line of the log, empty when none tells."""
+
+    failure_class: str
+    kind: ErrorKind
+    cause: str
+    cause_line: str
+    rank: str
+    hint: str
 
 
-def kind_of(failure_class: str) -> ErrorKind:
-    """What to do next about a server that ended so."""
-    return _KINDS.get(failure_class, ErrorKind.SERVER_EXITED)
+def explain(log_path: Path, exit_code: int) -> Explanation:
+    """The root of a death. `exit_code` is negative for a signal; it decides where the log names no cause. Never raises."""
+    return explained(_diagnosis(log_path), exit_code)
 
 
-def _last_exception(lines: list[str]) -> str:
-    return next(filter(_EXCEPTION.match, reversed(lines)), "")
+def explained(told: Diagnosis, exit_code: int) -> Explanation:
+    """The same from a log that was read already."""
+    if told.failure_class:
+        return Explanation(told.failure_class, told.kind, told.cause_line, told.cause_line, told.rank, told.hint)
+    failure_class, cause = _silent(exit_code)
+    failure = FAILURES.get(failure_class)
+    return Explanation(failure_class, kind_of(failure_class), cause, "", "", failure.hint if failure else "")
 
 
-def _line(text: str) -> str:
-    """One line without secrets, not longer than a screen's few lines."""
-    text = _TOKEN.sub("hf_…", text.strip())
-    return text if len(text) <= _LINE_LIMIT else text[:_LINE_LIMIT] + "…"
+def _silent(exit_code: int) -> tuple[str, str]:
+    if exit_code in _KILLED:
+        return "killed", _SILENT_KILL
+    if exit_code == _USAGE:
+        return "argument_error", "the server exited with 2, as for a wrong argument, and its log does not say which"
+    if exit_code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL):
+        return "scheduler_crashed", f"the server got {signal.Signals(-exit_code).name}"
+    return "unknown", ""
+
+
+def _diagnosis(log_path: Path) -> Diagnosis:
+    reader = LogReader()
+    try:
+        with log_path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size <= _HEAD_BYTES + _TAIL_BYTES:
+                _feed(reader, stream, size)
+            else:
+                _feed(reader, stream, _HEAD_BYTES)
+                reader.feed(b"\n")
+                stream.seek(size - _TAIL_BYTES)
+                stream.readline()  # begins in the middle
+                _feed(reader, stream, _TAIL_BYTES)
+    except OSError:
+        pass  # a server that died before it wrote a line has no log
+    return reader.finish()
+
+
+def _feed(reader: LogReader, stream: BinaryIO, size: int) -> None:
+    while size > 0 and (chunk := stream.read(min(size, _CHUNK_BYTES))):
+        reader.feed(chunk)
+        size -= len(chunk)
