@@ -19,13 +19,19 @@ MEMORY = (
     row(
         "oom_kv_cache",
         "No KV cache memory left|max_total_num_tokens.*(?:<= ?0|is not positive)|Not enough (?:GPU )?memory for (?:the "
-        ")?KV|Loaded weights left no (?:GPU )?memory for the KV",
+        ")?KV|Loaded weights (?:left|leave) no (?:GPU )?memory for the KV",
         "model_runner.py",
     ),
     row(
         "host_memory_short",
         "Not enough host memory available",
         "memory_pool_host.py",
+    ),
+    row(
+        "host_memory_short",
+        "DefaultCPUAllocator: can't allocate memory",
+        "torch 2.x; seen of a CPU server's KV cache under a limit",
+        cure="Lower --max-total-tokens or --mem-fraction-static of a CPU server, raise its memory limit, or free host memory.",
     ),
     row(
         "cuda_oom",
@@ -53,8 +59,8 @@ MEMORY = (
     row(
         "host_oom_kill",
         "oom-kill:|Out of memory: Killed process|Memory cgroup out of memory|OOMKilled|oom_reaper|cannot allocate "
-        "memory$|DefaultCPUAllocator: can't allocate memory",
-        "kernel, Kubernetes, torch",
+        "memory$",
+        "kernel, Kubernetes",
     ),
     row(
         "host_oom_kill",

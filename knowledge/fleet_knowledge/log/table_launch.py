@@ -75,7 +75,7 @@ SPECULATION = (
         "spec_args_invalid",
         _SPEC
         + (
-            r".*(?:[Ss]peculat|Spec v2|topk ?= ?1\b|\b(?:EAGLE3?|NEXTN|NGRAM|STANDALONE|DFLASH|DSPARK|UNO|"
+            r"(?!.*--mem-fraction-static).*(?:[Ss]peculat|Spec v2|topk ?= ?1\b|\b(?:EAGLE3?|NEXTN|NGRAM|STANDALONE|DFLASH|DSPARK|UNO|"
             r"LOOKAHEAD)\b.*(?:not support|support|require|must|only))"
         ),
         "server_args.py 0.5.9, arg_groups/speculative_hook.py 0.5.23",
