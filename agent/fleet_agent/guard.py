@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 
 from fleet_agent import evidence
@@ -12,6 +13,7 @@ from fleet_agent.processes import ProcessStat, members_of, oom_kills
 from fleet_agent.supervisor import ServerProcess
 from fleet_agent.watching import Member, Members
 from fleet_knowledge.failures import FAILURES, kind_of
+from fleet_knowledge.log.diagnosis import Diagnosis
 from fleet_knowledge.log.phases import WITHOUT_PROGRESS_S
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
@@ -19,6 +21,8 @@ from fleet_protos.trial import EngineSpec
 
 _ECHO_S = 0.3  # what a dying process and its launcher still write
 _KILLED = -9
+_FOLLOWING = ("scheduler_crashed", "detokenizer_crashed", "host_oom_kill", "killed")
+_ECHO = re.compile(r"exit code:? -9\b|SIGQUIT|sigquit")
 
 _STALLED = (
     "Look at what its last lines say; a phase that is known to be slow here may be given longer by engine.phase_timeouts. Waiting for "
@@ -113,8 +117,10 @@ class Guard:
         told = self._follower.diagnose()
         exit_code = self._process.exit_code or 0
         failure_class, cause = told.failure_class, told.cause_line
-        if not failure_class:
+        if not failure_class or _only_echoes(told):
             failure_class, cause = self._silent(exit_code, member)
+        elif member is not None and exit_code:  # which of its processes ended first says nothing then
+            what = f"server exited with {exit_code}"
         failure = FAILURES.get(failure_class)
         return ev.ServerFailed(
             kind=kind_of(failure_class),
@@ -133,5 +139,10 @@ class Guard:
         if kills > 0:
             return "host_oom_kill", f"the kernel ended {kills} processes of this host for want of memory since the launch"
         if member is not None:
-            return "scheduler_died", ""
+            return "scheduler_died", "its log names no cause, so somebody or something outside ended it"
         return ("killed" if exit_code == _KILLED else "unknown"), ""
+
+
+def _only_echoes(told: Diagnosis) -> bool:
+    """The log tells that a process was killed, and not why: SIGKILL from anyone looks as the kernel's does, which counts its own."""
+    return told.failure_class in _FOLLOWING and bool(_ECHO.search(told.cause_line))
