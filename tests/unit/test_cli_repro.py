@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -67,3 +69,54 @@ def test_trial_that_launched_nothing_is_told() -> None:
 def test_line_ends_in_names_stay_inside_the_comment() -> None:
     text = repro_script([Event(body=ServerLaunched(argv=("true",), url="u\nrm -rf /"))], "trial\ntouch x")
     assert not any(line.startswith(("rm", "touch")) for line in text.splitlines())
+
+
+def test_a_secret_of_the_host_is_read_from_its_file_and_not_printed(tmp_path: Path) -> None:
+    env = {"HF_TOKEN": "secret://hub", "AGAIN": "secret://hub", "OTHER": "secret://other", "PLAIN": "a"}
+    (tmp_path / "secrets").write_text('# tokens\nhub2=no\nhub=of the "host" $HOME\nother=12345678\n')
+    text = script((sys.executable, "-c", SHOW), env)
+    _, seen = result(text, BENCHFLEET_SECRETS=str(tmp_path / "secrets"))
+    assert seen == {"HF_TOKEN": 'of the "host" $HOME', "AGAIN": 'of the "host" $HOME', "OTHER": "12345678", "PLAIN": "a"}
+    _, seen = result(text, BENCHFLEET_SECRETS=str(tmp_path / "secrets"), other="of the shell")
+    assert seen["OTHER"] == "of the shell"
+
+
+def test_a_secret_that_the_file_lacks_stops_the_script_and_names_both(tmp_path: Path) -> None:
+    (tmp_path / "secrets").touch()
+    command = ["sh", "-c", script(("true",), {"HF_TOKEN": "secret://hub"})]
+    done = subprocess.run(command, env={"BENCHFLEET_SECRETS": str(tmp_path / "secrets")}, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"no line hub=… in {tmp_path}/secrets" in done.stderr
+
+
+def test_the_port_and_the_place_to_meet_can_be_chosen() -> None:
+    words = ("--port", "30000", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "h0:20000")
+    text = script((sys.executable, "-c", SHOW, *words), {})
+    assert "rank 1" in text
+    assert result(text)[0] == list(words)
+    assert result(text, PORT="31000", DIST_INIT_ADDR="h9:1")[0] == ["--port", "31000", *words[2:7], "h9:1"]
+
+
+RUNTIME = """#!/bin/sh
+for word; do echo "word $word"; done
+cat
+"""
+
+
+def test_a_container_is_started_by_the_same_words_without_the_agents_marks(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(RUNTIME)
+    docker.chmod(0o755)
+    marks = ("--name", "benchfleet-t", "--label", "benchfleet.launch=t/1", "--cidfile", "/trial/docker.cid")
+    inside = ("image:1", "-m", "sglang.launch_server", "--port", "30000", "--name", "kept")
+    before, after = ("run", "--rm"), ("--gpus", '"device=0,1"', "--env-file", "/trial/container.env", "--entrypoint", "python3")
+    argv = (str(docker), *before, *marks, *after, *inside)
+    env = {"A": "$HOME `x` \\ 'q' \"d\"", "HF_TOKEN": "secret://hub", "API_KEY": "sk-in-the-job", "BENCHFLEET_LAUNCH": "t/1"}
+    text = script(argv, env)
+    assert "sk-in-the-job" not in text
+    shell = {"hub": "hf_$value`s`", "API_KEY": "k", "PORT": "31000", "HOME": "/h", "PATH": os.defpath}
+    done = subprocess.run(["sh", "-c", text], env=shell, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    words = [line.removeprefix("word ") for line in lines if line.startswith("word ")]
+    assert words == [*before, *after[:3], "/dev/stdin", *after[4:], *inside[:4], "31000", *inside[5:]]
+    assert lines[len(words) :] == [f"A={env['A']}", "HF_TOKEN=hf_$value`s`", "API_KEY=k"]

@@ -113,7 +113,7 @@ _SHM_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": SHM_PATTER
 _CPUS_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": CPUS_PATTERN}, {"type": "integer", "minimum": 0}]})
 ShmSize = Annotated[str, _matching("bad_size", SHM_PATTERN, "is no size", "write it like `32g`"), _SHM_SCHEMA]
 CpuBinding = Annotated[
-    str, _matching("bad_cpus", CPUS_PATTERN, "is none of none, auto and a list of CPUs", "write a list like `0-31,64-95`"), _CPUS_SCHEMA
+    str, _matching("bad_cpus", CPUS_PATTERN, "is neither `none` nor `auto` nor a list of CPUs", "write a list like `0-31,64-95`"), _CPUS_SCHEMA
 ]
 
 
