@@ -93,8 +93,8 @@ class Roots:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
         first = self._narrowed(first)
-        if first.failure_class in ("scheduler_crashed", "detokenizer_crashed") and first.distance >= ECHO and self._crash:
-            first = replace(first, cause_line=self._crash)
+        if first.failure_class in ("scheduler_crashed", "detokenizer_crashed") and first.distance >= ECHO and (self._crash or self._exception):
+            first = replace(first, cause_line=self._crash or self._exception)
         return first
 
     def of_class(self, failure_class: str) -> list[Sighting]:

@@ -13,7 +13,7 @@ from fleet_knowledge.log.diagnosis import Diagnosis
 from fleet_knowledge.log.reader import LogReader
 from fleet_protos.errors import ErrorKind
 
-__all__ = ["Explanation", "explain", "kind_of"]
+__all__ = ["Explanation", "explain", "explained", "kind_of", "read_log"]
 
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 20  # of a log too long to be read while a trial waits: its launch, and what led to its end
@@ -37,7 +37,7 @@ class Explanation:
 
 def explain(log_path: Path, exit_code: int) -> Explanation:
     """The root of a death. `exit_code` is negative for a signal; it decides where the log names no cause. Never raises."""
-    return explained(_diagnosis(log_path), exit_code)
+    return explained(read_log(log_path), exit_code)
 
 
 def explained(told: Diagnosis, exit_code: int) -> Explanation:
@@ -49,6 +49,25 @@ def explained(told: Diagnosis, exit_code: int) -> Explanation:
     return Explanation(failure_class, kind_of(failure_class), cause, "", "", failure.hint if failure else "")
 
 
+def read_log(log_path: Path, head_bytes: int = _HEAD_BYTES, tail_bytes: int = _TAIL_BYTES) -> Diagnosis:
+    """A log, of one that is longer than both together its head and its tail. One that is not there is empty."""
+    reader = LogReader()
+    try:
+        with log_path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size <= head_bytes + tail_bytes:
+                _feed(reader, stream, size)
+            else:
+                _feed(reader, stream, head_bytes)
+                reader.feed(b"\n")
+                stream.seek(size - tail_bytes)
+                stream.readline()  # begins in the middle
+                _feed(reader, stream, tail_bytes)
+    except OSError:
+        pass  # a server that died before it wrote a line has no log
+    return reader.finish()
+
+
 def _silent(exit_code: int) -> tuple[str, str]:
     if exit_code in _KILLED:
         return "killed", _SILENT_KILL
@@ -57,24 +76,6 @@ def _silent(exit_code: int) -> tuple[str, str]:
     if exit_code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL):
         return "scheduler_crashed", f"the server got {signal.Signals(-exit_code).name}"
     return "unknown", ""
-
-
-def _diagnosis(log_path: Path) -> Diagnosis:
-    reader = LogReader()
-    try:
-        with log_path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size <= _HEAD_BYTES + _TAIL_BYTES:
-                _feed(reader, stream, size)
-            else:
-                _feed(reader, stream, _HEAD_BYTES)
-                reader.feed(b"\n")
-                stream.seek(size - _TAIL_BYTES)
-                stream.readline()  # begins in the middle
-                _feed(reader, stream, _TAIL_BYTES)
-    except OSError:
-        pass  # a server that died before it wrote a line has no log
-    return reader.finish()
 
 
 def _feed(reader: LogReader, stream: BinaryIO, size: int) -> None:
