@@ -81,7 +81,7 @@ def named(load: LoadProcess, name: str) -> psutil.Process:
 
 
 def asked(simulated: Running, **fields: object) -> LoadRequest:
-    request = LoadRequest(simulated.url, SINGLE, model="demo/model", time_scale=50, speculation=True)
+    request = LoadRequest(simulated.url, SINGLE, model="demo/model", time_scale=50, speculation=True, draft_steps=5, draft_tokens=6)
     return replace(request, **fields)  # type: ignore[arg-type]
 
 
@@ -102,6 +102,8 @@ async def test_a_run_gives_metrics_facts_and_a_raw_file(load: LoadProcess, simul
     assert facts.cached_token_ratio in (0, None)
     assert reply.metrics["accept_length"] > 1.05
     assert reply.metrics["output_tok_s"] > 0
+    assert reply.metrics["accept_length_window"] == pytest.approx(reply.metrics["accept_length"], rel=0.03)
+    assert reply.metrics["accept_rate_of_drafts"] == pytest.approx((reply.metrics["accept_length"] - 1) / 5)
     raw = pd.read_parquet(path)
     assert (len(raw), int(raw["completion_tokens"].sum()), reply.parquet.size_bytes) == (4, 240, path.stat().st_size)
     wall_s = (raw["last_ns"].max() - raw["intended_ns"].min()) / 1e9

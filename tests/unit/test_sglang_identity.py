@@ -40,5 +40,10 @@ def test_another_server_of_the_same_model_is_told_by_its_launch(info: dict[str, 
     assert stranger(info, URL, WORDS) == told
 
 
+def test_what_the_command_never_shows_is_not_missed() -> None:
+    passed = ("--config", "/c.yaml", "--model-type", "llm", "--port", "31007")
+    assert stranger({"launch_command": "--port 31007 --tp-size 2"}, URL, passed) == ""
+
+
 def test_without_words_only_the_port_tells() -> None:
     assert stranger({"port": 31007, "launch_command": "other"}, URL, ()) == ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+_TAKEN_OUT = ("--config", "--model-type")  # replaced by what the file holds; read by `sglang serve` itself
 _HIDDEN = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--watermark-config", "--watermark-key", "--watermark-key-b")
 
 
@@ -30,7 +31,8 @@ def _parts(words: Sequence[str]) -> list[str]:
     """The words as a joined command shows them, without the values of those that are not shown."""
     shown: list[str] = []
     for at, word in enumerate(words):
-        if at and words[at - 1] in _HIDDEN:
+        before = words[at - 1] if at else ""
+        if before in _HIDDEN or before in _TAKEN_OUT or word in _TAKEN_OUT:
             continue
         shown += word.split()
     return shown
