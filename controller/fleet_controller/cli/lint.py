@@ -1,4 +1,4 @@
-"""Owns `fleetctl lint`: check a job file, or a pasted launch by the job that it would make, and print what was found. Judges nothing itself."""
+"""Owns `fleetctl lint`: check a job file, or a pasted launch by the job that it would make, and print what was found."""
 
 from __future__ import annotations
 

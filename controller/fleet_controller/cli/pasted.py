@@ -1,4 +1,4 @@
-"""Owns `fleetctl init --from-command`: read a pasted launch, print or write the job made of it and what was found. Judges nothing itself."""
+"""Owns `fleetctl init --from-command`: read a pasted launch, print or write the job made of it and what was found."""
 
 from __future__ import annotations
 
@@ -41,5 +41,6 @@ def _ending(pasted: Pasted, written: str) -> list[str]:
     """What was written, and what comes next."""
     if not pasted.job_file:
         return ["no job file was made: mend the errors above, and run it again"]
-    fill = "" if pasted.verdict == OK else "fill in what is marked `# fill in`, then: " if "# fill in" in pasted.job_file else "mend the errors above, then: "
-    return [*([f"wrote {written}"] if written else []), f"next: {fill}fleetctl lint {written or 'job.yaml'}"]
+    first = "fill in what is marked `# fill in`, then: " if "# fill in" in pasted.job_file else "mend the errors above, then: "
+    following = f"next: {'' if pasted.verdict == OK else first}fleetctl lint {written or 'job.yaml'}"
+    return [f"wrote {written}", following] if written else [following]

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.core.plan import needed_gpus
+from fleet_controller.pasted.docker import at_home
 from fleet_controller.pasted.environment import Environment
 from fleet_controller.pasted.launch import Box, Launch, Option
 from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.secrets import holds_secret, is_maskable, is_secret_option
+from fleet_controller.pasted.options import NO_VALUE
+from fleet_controller.pasted.secrets import holds_secret, is_maskable, is_secret_name, is_secret_option
 from fleet_controller.pasted.starts import image_version
 from fleet_controller.pasted.variables import Argument
+from fleet_knowledge.sglang.parallel import needed_gpus
 
 _DEFAULT_PORT = 30000
 _SEVERAL_HOSTS = ("nnodes", "node_rank", "dist_init_addr")
@@ -26,6 +28,7 @@ _LEFT_OUT = {
     "ssl_keyfile": "the server is reached on the host itself, without TLS",
     "ssl_certfile": "the server is reached on the host itself, without TLS",
     "ssl_ca_certs": "the server is reached on the host itself, without TLS",
+    "help": "it prints the options and starts nothing",
     "numa_node": "the agent binds the server by the host's topology where engine.cpu_binding says so",
 }
 _ARITHMETIC = "shell arithmetic"
@@ -37,6 +40,7 @@ class Carried:
 
     entry: str = ""
     entry_spelling: str = ""
+    entry_line: int = 0
     model_path: Argument | None = None
     python: Argument | None = None
     box: Box | None = None
@@ -58,15 +62,18 @@ class Carried:
 
 def carry(launch: Launch, environment: Environment, python: Argument | None, notes: Notes) -> Carried:
     """Sort one launch into what a job says and what is told instead."""
-    made = Carried(launch.entry.kind, launch.entry.spelling, box=launch.start.box, python=launch.entry.python)
+    made = Carried(launch.entry.kind, launch.entry.spelling, launch.entry.line, box=launch.start.box, python=launch.entry.python)
     if python is not None and (made.python is None or "/" not in made.python.text):
         made.python = python
+    if made.python is not None:
+        made.python = at_home(made.python)
     made.version = image_version(made.box.image.text) if made.box else ""
     for option in launch.options.values():
         _option(made, option, notes)
     _several_hosts(made, launch.options, notes)
     _needs(made, launch, environment, notes)
     take_environment(made, environment)
+    _drop_key(made, launch)
     _ports(made, launch.options.get("port"))
     _gpus(made, launch, environment, notes)
     _model(made, launch, notes)
@@ -86,7 +93,7 @@ def _option(made: Carried, option: Option, notes: Notes) -> None:
     if is_secret_option(name) or (isinstance(option.value, str) and holds_secret(option.value)):
         _secret(made, option, notes)
     elif name in _LEFT_OUT:
-        shown = "" if option.value is True else f" {option.value}"
+        shown = "" if option.value is True else f" {str(option.value)[:60]}"
         notes.info("dropped", option.line, f"{option.spelling or name}{shown} is left out: {_LEFT_OUT[name]}", "", name)
     elif name == "model_path":
         made.model_path = option.source or Argument(str(option.value), option.line)
@@ -102,7 +109,19 @@ def _secret(made: Carried, option: Option, notes: Notes) -> None:
     made.secret_names[option.spelling or option.name] = None
     made.secret_texts |= {text} if is_maskable(text) else set()
     hint = "nothing but the agent reaches the server on the host's loopback; /health is open without it"
-    notes.info("secret", option.line, f"{option.spelling} is a secret: it is left out of the job and written nowhere", hint, f"args.{option.name}")
+    message = f"{option.spelling} is a secret: it is left out of the job and written nowhere"
+    notes.info("secret", option.line, message, hint, f"args.{option.name}")
+
+
+def _drop_key(made: Carried, launch: Launch) -> None:
+    """A variable that only holds the key of the API is of no use where the key is left out."""
+    for option in launch.options.values():
+        if not is_secret_option(option.name) or option.source is None:
+            continue
+        for name, value in launch.env.items():
+            if is_secret_name(name) and (name in option.source.unknown or value.text == option.source.text):
+                made.env.pop(name, None)
+                made.lines.pop(f"env.{name}", None)
 
 
 def _told_option(option: Option, notes: Notes) -> None:
@@ -119,17 +138,19 @@ def _told_option(option: Option, notes: Notes) -> None:
 
 
 def _several_hosts(made: Carried, options: Mapping[str, Option], notes: Notes) -> None:
-    found = [options[name] for name in _SEVERAL_HOSTS if name in options]
     nodes = options.get("nnodes")
-    made.hosts = nodes.value if nodes and isinstance(nodes.value, int) else 1
-    for option in found:
-        message = f"{option.spelling} {option.value} is left out: the agents of a server over several hosts agree on it themselves"
-        notes.info("dropped", option.line, message, "", option.name)
-    if nodes and (made.hosts > 1 or not nodes.is_known):
-        count = str(made.hosts) if nodes.is_known else "several"
-        message = f"this is one server over {count} hosts ({nodes.spelling} {nodes.value}); the job that is made launches it on one"
-        hint = "lower the parallel sizes to the GPUs of one host, or measure the running server as engine: {kind: external, url: …}"
-        notes.error("not_supported", nodes.line, message, hint, "nnodes")
+    if nodes is not None:
+        made.hosts = nodes.value if isinstance(nodes.value, int) and not isinstance(nodes.value, bool) else 1
+        made.lines["engine.nodes"] = nodes.line
+    if nodes is not None and not nodes.is_known and nodes.source is not None:
+        _ask(made, "engine.nodes", nodes.source, nodes.spelling, notes)
+    for name in _SEVERAL_HOSTS:
+        option = options.get(name)
+        if option is None or (name == "nnodes" and not option.is_known):
+            continue
+        counted = "engine.nodes says it" if made.hosts > 1 else "the server is on one host"
+        why = counted if name == "nnodes" else "the agents of a server over several hosts agree on it themselves"
+        notes.info("dropped", option.line, f"{option.spelling} {str(option.value)[:60]} is left out: {why}", "", name)
 
 
 def _needs(made: Carried, launch: Launch, environment: Environment, notes: Notes) -> None:
@@ -137,46 +158,58 @@ def _needs(made: Carried, launch: Launch, environment: Environment, notes: Notes
     for option in launch.options.values():
         if option.source is None or option.source.is_known or (option.spelling or option.name) in made.secret_names:
             continue
-        made.needs.update(dict.fromkeys(option.source.unknown))
         key = "model.path" if option.name == "model_path" else f"args.{option.name}"
         if key in made.lines:
             _ask(made, key, option.source, option.spelling, notes)
+        made.needs.update(dict.fromkeys(option.source.unknown))
     for word in launch.loose:
-        made.needs.update(dict.fromkeys(word.unknown))
-        made.unfilled[f"args.{_key_of(word)}"] = word.line
-        message = f"`{word.text[:60]}` may hold more options, and the file does not say which"
-        hint = "paste the line that sets it, or write its options into engine.args"
-        notes.error("needs_value", word.line, message, hint, f"args.{_key_of(word)}")
-        made.args[_key_of(word)] = _placeholder(word, _key_of(word))
-        made.not_read.add(_key_of(word))
-        made.lines[f"args.{_key_of(word)}"] = word.line
+        _ask_for_options(made, word, notes)
     for name, value in environment.kept.items():
-        if not value.is_known:
-            made.needs.update(dict.fromkeys(value.unknown))
-            _ask(made, f"env.{name}", value, name, notes)
-    for key, value in (("engine.python", made.python), ("engine.container.image", made.box.image if made.box else None)):
-        if value is not None and not value.is_known:
-            made.needs.update(dict.fromkeys(value.unknown))
-            _ask(made, key, value, key, notes)
+        _ask(made, f"env.{name}", value, name, notes)
+    _ask_for_places(made, notes)
 
 
-def _key_of(word: Argument) -> str:
-    return (word.unknown[0] if word.unknown else "more_options").lower()
+def _ask_for_places(made: Carried, notes: Notes) -> None:
+    if made.python is not None:
+        _ask(made, "engine.python", made.python, "the path of Python", notes)
+    if made.box is not None:
+        _ask(made, "engine.container.image", made.box.image, "the name of the image", notes)
+        for inside, host in made.box.mounts.items():
+            _ask(made, f"engine.container.mounts.{inside}", host, "the path of a mount", notes)
+
+
+def _ask_for_options(made: Carried, word: Argument, notes: Notes) -> None:
+    """A variable that may hold whole options gets a place in the job that cannot be overlooked."""
+    name = word.unknown[0].lower() if word.unknown and word.unknown[0].isidentifier() else "more_options"
+    made.needs.update(dict.fromkeys(word.unknown))
+    made.unfilled[f"args.{name}"] = made.lines[f"args.{name}"] = word.line
+    made.args[name] = _placeholder(word, name)
+    made.not_read.add(name)
+    message = f"`{word.text[:60]}` may hold more options, and the file does not say which"
+    notes.error("needs_value", word.line, message, "paste the line that sets it, or write its options into engine.args", f"args.{name}")
 
 
 def _ask(made: Carried, key: str, value: Argument, spelling: str, notes: Notes) -> None:
+    if value.is_known:
+        return
+    made.needs.update(dict.fromkeys(value.unknown))
     made.unfilled[key] = value.line
-    if value.unevaluated:
+    if value.unevaluated[:1] == (NO_VALUE,):
+        notes.error("value_missing", value.line, f"{spelling} has no value", "give it one, or remove it", key)
+    elif value.unevaluated:
         kind = value.unevaluated[0]
         wanted = "the number" if kind == _ARITHMETIC else "its value"
         message = f"{kind} in {spelling} is not worked out: `{value.text[:80]}`"
         notes.error("not_supported", value.line, message, f"write {wanted} instead", key)
     else:
         names = ", ".join(f"`${name}`" for name in value.unknown)
-        hint = f"set {value.unknown[0]} in the file before the command, or fill it in in the job"
+        settable = value.unknown[0].isidentifier()
+        hint = f"set {value.unknown[0]} in the file before the command, or fill it in in the job" if settable else "write it into the job"
         notes.error("needs_value", value.line, f"{names} in {spelling} has no value in this file", hint, key)
     name = key.rpartition(".")[2]
-    if key.startswith("args."):
+    if key == "model.path" and not value.text:
+        made.model_path = Argument("$MODEL", value.line, ("MODEL",))
+    elif key.startswith("args."):
         made.args[name] = _placeholder(value, name)
         made.not_read |= {name} if value.unevaluated else set()
 
@@ -222,7 +255,8 @@ def _model(made: Carried, launch: Launch, notes: Notes) -> None:
         notes.info("must_exist_on_host", path.line, f"the model `{path.text[:100]}` must exist on every host", "", "model.path")
     elif made.box is not None and path.text.startswith("/") and not _is_mounted(path.text, made.box.mounts):
         message = f"no mount brings the model `{path.text[:100]}` into the container"
-        notes.warn("must_exist_on_host", path.line, message, "add the host's folder to engine.container.mounts, unless the image holds it", "model.path")
+        hint = "the agent mounts the host's folder of that name; write the right one into engine.container.mounts if it lies elsewhere"
+        notes.warn("must_exist_on_host", path.line, message, hint, "model.path")
 
 
 def _is_mounted(path: str, mounts: Iterable[str]) -> bool:

@@ -8,17 +8,18 @@ from typing import Any
 
 from fleet_controller.pasted.docker import mount_of, port_of
 from fleet_controller.pasted.launch import Box, Start
-from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.lexer import Word, tokens_of
+from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.variables import Argument, Variables
 from fleet_controller.pasted.yamlfile import Tree, listing, mapping, trees_of
 from fleet_controller.spec.document import Path
 
 _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?:(:?[-?+])([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\})")
-_QUIET = frozenset(
-    "image command entrypoint environment env_file ports volumes shm_size ipc runtime deploy gpus container_name restart hostname "
-    "networks network_mode healthcheck depends_on labels logging expose profiles stdin_open tty pull_policy extends x-common init".split()
-)
+_QUIET = frozenset({
+    "image", "command", "entrypoint", "environment", "env_file", "ports", "volumes", "shm_size", "ipc", "runtime", "deploy", "gpus",
+    "container_name", "restart", "hostname", "networks", "network_mode", "healthcheck", "depends_on", "labels", "logging", "expose",
+    "profiles", "stdin_open", "tty", "pull_policy", "extends", "init",
+})  # fmt: skip
 
 
 def starts_of_compose(text: str, notes: Notes) -> list[Start]:
@@ -64,7 +65,8 @@ class _Service:
                 words.append(lines.placed(joined) if lines else joined)
             elif token.sign != "\n":
                 hint = "compose starts no shell: write command as [bash, -c, …], or remove it"
-                self._notes.warn("stray_word", token.line, f"`{token.sign}` in the command would be an argument of the server; it is left out", hint)
+                message = f"`{token.sign}` in the command would be an argument of the server; it is left out"
+                self._notes.warn("stray_word", token.line, message, hint)
         return tuple(words)
 
     def _interpolated(self, path: Path, value: Any) -> Argument:
@@ -85,10 +87,10 @@ class _Service:
             self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "env_file")
 
     def _env_entry(self, path: Path, item: str) -> Iterator[tuple[str, Argument]]:
-        name, equals, _ = item.partition("=")
-        whole = self._interpolated(path, item)
-        text = whole.text.partition("=")[2]
-        yield name.strip(), Argument(text, whole.line, whole.unknown) if equals else Argument(f"${name.strip()}", whole.line, (name.strip(),))
+        written, equals, _ = item.partition("=")
+        name, whole = written.strip(), self._interpolated(path, item)
+        unset = Argument(f"${name}", whole.line, (name,))
+        yield name, Argument(whole.text.partition("=")[2], whole.line, whole.unknown) if equals else unset
 
     def _box(self) -> Box:
         image = self._interpolated((*self._path, "image"), self._value.get("image"))
@@ -96,7 +98,6 @@ class _Service:
         return Box(
             image=image,
             line=image.line,
-            runtime="docker",
             shm_size=str(self._value.get("shm_size") or ""),
             ipc=str(self._value.get("ipc") or ""),
             gpus=ids,
@@ -122,9 +123,9 @@ class _Service:
                 source, target = item.get("source"), item.get("target")
                 if source and target:
                     only = ":ro" if item.get("read_only") == "true" else ""
-                    yield str(target), self._interpolated((*path, place), f"{source}{only}")
+                    yield from mount_of(self._interpolated((*path, place), f"{source}:{target}{only}"), self._notes)
             elif isinstance(item, str):
-                yield from mount_of(self._interpolated((*path, place), item))
+                yield from mount_of(self._interpolated((*path, place), item), self._notes)
 
     def _ports(self) -> Iterator[tuple[str, str]]:
         for place, item in enumerate(listing(self._value.get("ports"))):
@@ -137,7 +138,8 @@ class _Service:
         for key in self._value:
             if key not in _QUIET and not key.startswith("x-"):
                 line = self._tree.document.place((*self._path, key), at_key=True)[0] + self._tree.offset
-                self._notes.info("dropped", line, f"`{key}` of the service is left out: the agent gives the container what a server needs", "", key)
+                message = f"`{key}` of the service is left out: the agent gives the container what a server needs"
+                self._notes.info("dropped", line, message, "", key)
 
 
 def interpolate(value: Argument, notes: Notes) -> Argument:

@@ -13,13 +13,17 @@ from fleet_controller.pasted.variables import Argument
 _RUNTIMES = frozenset({"docker", "podman", "nerdctl", "nvidia-docker", "docker.io"})
 _VERBS = frozenset({"run", "create"})
 # Options without a value; all others take one. Source: docker 20.10 - 28 and podman 4 - 5 `run --help`.
-_SWITCHES = frozenset(
-    "detach interactive tty rm init privileged publish-all read-only no-healthcheck oom-kill-disable sig-proxy disable-content-trust quiet help "
-    "replace tls-verify no-hosts no-hostname rmi use-api-socket env-host http-proxy passwd systemd-off".split()
-)
-_SHORT_SWITCHES = frozenset("ditPq")
-_SHORT_NAMES = {"e": "env", "v": "volume", "p": "publish", "w": "workdir", "u": "user", "h": "hostname", "m": "memory", "c": "cpu-shares", "l": "label", "a": "attach"}
-_QUIET = frozenset({"rm", "detach", "interactive", "tty", "name", "network", "net", "hostname", "label", "pull", "init", "restart", "log-opt", "log-driver", "quiet", "replace"})
+_SWITCHES = frozenset({
+    "detach", "interactive", "tty", "rm", "init", "privileged", "publish-all", "read-only", "no-healthcheck", "oom-kill-disable",
+    "sig-proxy", "disable-content-trust", "quiet", "help", "replace", "tls-verify", "no-hosts", "no-hostname", "rmi",
+    "env-host", "http-proxy", "passwd",
+})  # fmt: skip
+_SHORT_SWITCHES = frozenset("ditPq")  # in one word, as in `-itd`
+_SHORT_NAMES = {"e": "env", "v": "volume", "p": "publish", "w": "workdir", "u": "user", "h": "hostname", "m": "memory", "l": "label"}
+_QUIET = frozenset({
+    "rm", "detach", "interactive", "tty", "name", "network", "net", "hostname", "label", "pull", "init", "restart", "log-opt", "log-driver",
+    "quiet", "replace", "security-opt",
+})  # fmt: skip
 _HANDLED = frozenset({"env", "volume", "mount", "publish", "shm-size", "ipc", "gpus", "runtime", "entrypoint", "env-file", "device"})
 
 Options = list[tuple[str, Argument]]
@@ -40,7 +44,7 @@ def read_run(start: Start, notes: Notes) -> Start | None:
     image, words = start.words[at], list(start.words[at + 1 :])
     entrypoint = [value for name, value in options if name == "entrypoint"][-1:]
     words = [value for value in entrypoint if value.text] + words
-    box = _box(image, runtime, options)
+    box = _box(image, runtime, options, notes)
     _tell(options, notes)
     _tell_missing(options, image, notes)
     inside_env = {name: start.env.get(name, value) if value.text == f"${name}" else value for name, value in _env(options)}
@@ -93,7 +97,7 @@ def _split(word: Argument) -> Iterator[tuple[str, Argument, bool]]:
         return
 
 
-def _box(image: Argument, runtime: Argument, options: Options) -> Box:
+def _box(image: Argument, runtime: Argument, options: Options, notes: Notes) -> Box:
     last = {name: value.text for name, value in options}
     name = runtime.text.rpartition("/")[2]
     gpus = last.get("gpus", "")
@@ -107,7 +111,7 @@ def _box(image: Argument, runtime: Argument, options: Options) -> Box:
         ipc=last.get("ipc", ""),
         gpus=ids[1] if ids else gpus,
         gpu_count=gpu_count,
-        mounts=dict(_mounts(options)),
+        mounts=dict(_mounts(options, notes)),
         ports=dict(_ports(options)),
     )
 
@@ -127,24 +131,34 @@ def _env(options: Options) -> Iterator[tuple[str, Argument]]:
         yield key, replace(value, text=text, is_open=False) if equals else unset
 
 
-def _mounts(options: Options) -> Iterator[tuple[str, Argument]]:
+def _mounts(options: Options, notes: Notes) -> Iterator[tuple[str, Argument]]:
     for name, value in options:
         if name == "volume":
-            yield from mount_of(value)
+            yield from mount_of(value, notes)
         elif name == "mount":
             parts = dict(part.partition("=")[::2] for part in value.text.split(","))
             source, target = parts.get("source", parts.get("src", "")), parts.get("target", parts.get("dst", parts.get("destination", "")))
             if source and target:
                 only = ":ro" if "readonly" in parts or "ro" in parts else ""
-                yield target, replace(value, text=source + only)
+                yield from mount_of(replace(value, text=f"{source}:{target}{only}"), notes)
 
 
-def mount_of(value: Argument) -> Iterator[tuple[str, Argument]]:
-    """Inside → on the host of `/host:/inside[:ro]`; nothing for a volume without a host's path."""
-    parts = re.split(r":(?![^{]*\})", value.text)
-    if len(parts) >= 2:
+def mount_of(value: Argument, notes: Notes) -> Iterator[tuple[str, Argument]]:
+    """Inside → on the host of `/host:/inside[:ro]`; nothing, but a note, for a volume without a host's path."""
+    parts = value.text.split(":")
+    if len(parts) >= 2 and re.match(r"[A-Za-z0-9]", parts[0]):
+        message = f"the volume `{parts[0][:60]}` is no folder of the host: it is left out"
+        hint = f"name a folder of the host for {parts[1][:80]} in engine.container.mounts"
+        notes.warn("not_supported", value.line, message, hint, "volume")
+    elif len(parts) >= 2:
         only = ":ro" if len(parts) > 2 and "ro" in parts[2].split(",") else ""
-        yield parts[1], replace(value, text=parts[0] + only, is_open=False)
+        yield parts[1], at_home(replace(value, text=parts[0] + only, is_open=False))
+
+
+def at_home(value: Argument) -> Argument:
+    """A path below the user's home, which the agent knows, as `~/…`."""
+    text = re.sub(r"^\$HOME(?=/|$)", "~", value.text)
+    return value if text == value.text else replace(value, text=text, unknown=tuple(name for name in value.unknown if name != "HOME"))
 
 
 def _ports(options: Options) -> Iterator[tuple[str, str]]:
@@ -178,7 +192,8 @@ def _tell_missing(options: Options, image: Argument, notes: Notes) -> None:
     shares_memory = any(name == "ipc" and value.text == "host" for name, value in options)
     if "shm-size" not in names and not shares_memory:
         message = "neither `--shm-size` nor `--ipc=host` is given: 64 MiB of shared memory are too little for NCCL between GPUs"
-        notes.info("shm_default", image.line, message, "the agent shares the host's where engine.container.shm_size is not set", "engine.container.shm_size")
+        hint = "the agent shares the host's where engine.container.shm_size is not set"
+        notes.info("shm_default", image.line, message, hint, "engine.container.shm_size")
 
 
 def _warn_outside(outside: Mapping[str, Argument], inside: Mapping[str, Argument], notes: Notes) -> None:

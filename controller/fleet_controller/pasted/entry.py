@@ -10,7 +10,9 @@ from fleet_controller.pasted.variables import Argument
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
 _MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.server")
-_LAUNCH = re.compile(r"sglang\.launch_server\b|\bsglang\s+serve\b|sglang/launch_server\.py|sglang\.srt\.(?:server|entrypoints\.http_server)\b")
+_LAUNCH = re.compile(
+    r"sglang\.launch_server\b|\bsglang\s+serve\b|sglang/launch_server\.py|sglang\.srt\.(?:server|entrypoints\.http_server)\b"
+)
 _OTHERS = {
     "router": re.compile(r"sglang_router|sglang-router|\bsmg\b|sglang\.launch_router|mini_lb|sgl-model-gateway"),
     "bench": re.compile(r"sglang\.(?:bench_\w+|test\.send_one|benchmark\b)|genai-perf|guidellm|\bevalscope\b"),

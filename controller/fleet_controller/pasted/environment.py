@@ -12,16 +12,20 @@ from fleet_controller.pasted.variables import Argument
 
 SECRET = "secret://"
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
-_OF_THE_SHELL = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "DISPLAY", "SHLVL", "PS1", "IFS", "LS_COLORS", "MAIL"})
-_OF_THE_LAUNCHER = frozenset({"NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PORT", "HOST"})
+_OF_THE_SHELL = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "DISPLAY", "SHLVL", "PS1", "IFS", "MAIL"})
+_OF_THE_LAUNCHER = frozenset({
+    "NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PORT", "HOST",
+})  # fmt: skip
 # Names that are meant for the server even where a script forgot to export them.
 _MEANT = re.compile(
     r"(?:NCCL|RCCL|SGLANG|SGL|CUDA|CUBLAS|TORCH|TORCHINDUCTOR|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS|TRITON|VLLM|FLASHINFER|UCX|GLOO|OMP|MKL|KMP"
     r"|HIP|HSA|ROCM|AITER|NVSHMEM|MC|MOONCAKE|DG|DEEPEP|TP|TOKENIZERS|XDG|PYTHON|MODELSCOPE|OPENBLAS|NVTE|IBV|FI|SAFETENSORS)_\w+"
     r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|no_proxy"
 )
-_NOT_MEANT = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "MC_PORT", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST", "PYTHON_BIN"})
-_MUST_EXIST = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_TUNER_CONFIG_FILE", "LD_PRELOAD")
+_NOT_MEANT = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST"})
+_MUST_EXIST = (
+    "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_TUNER_CONFIG_FILE", "LD_PRELOAD",
+)  # fmt: skip
 _WRITTEN = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
 _SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
 _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
@@ -46,6 +50,9 @@ def read_environment(env: Mapping[str, Argument], in_container: bool, notes: Not
             _devices(made, name, value, notes)
         elif is_secret_name(name) or holds_secret(value.text) or value.text.startswith(SECRET):
             _secret(made, name, value, notes)
+        elif not in_container and not value.is_known and not _MEANT.fullmatch(name):
+            message = f"{name} is left out: its value is not in the file, and SGLang reads nothing of that name"
+            notes.info("dropped", value.line, message, "", name)
         elif name in _OF_THE_SHELL or name in _OF_THE_LAUNCHER:
             notes.info("dropped", value.line, f"{name} is left out: the agent gives the server its own", "", name)
         else:
@@ -71,7 +78,7 @@ def _devices(made: Environment, name: str, value: Argument, notes: Notes) -> Non
     if name.startswith("NVIDIA") and (not ids or ids[0] in ("all", "none", "void")):
         return
     made.gpu_ids, made.gpu_line = ids or made.gpu_ids, value.line
-    hint = f"the job asks for {len(ids)} GPUs; the agent chooses free ones" if ids else "write engine.gpus"
+    hint = "it chooses free ones, as many as engine.gpus says"
     notes.info("dropped", value.line, f"{name}={value.text[:60]} is left out: the agent gives each launch its GPUs", hint, name)
 
 
@@ -90,11 +97,14 @@ def _keep(made: Environment, name: str, value: Argument, in_container: bool, not
         value = replace(value, text=own.sub(":", value.text).strip(":"), unknown=())
         message = f"{name} adds to the shell's own value, which the server does not inherit: `{value.text[:80]}` alone is taken"
         notes.warn("not_inherited", value.line, message, "write the whole value into the job if the rest is needed", name)
+    if name.endswith("PATH"):
+        value = replace(value, text=value.text.strip(":"))
     made.kept[name] = value
     inside = " (inside the container)" if in_container else ""
     if name in _MUST_EXIST and "/" in value.text:
         message = f"{name}={value.text[:100]} must exist on every host{inside}"
-        notes.warn("must_exist_on_host", value.line, message, "copy the file there before the job runs" + (" and mount it" if in_container else ""), name)
+        hint = "copy the file there before the job runs" + (", and mount it" if in_container else "")
+        notes.warn("must_exist_on_host", value.line, message, hint, name)
     elif name in _WRITTEN:
         notes.info("writes_file", value.line, f"{name}: NCCL writes `{value.text[:80]}` on every host{inside}", "", name)
     if name == "CUDA_DEVICE_MAX_CONNECTIONS":

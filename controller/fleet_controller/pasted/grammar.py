@@ -78,7 +78,8 @@ class _Parser:
                 self._word(token)
         self._end("\n")
         for kind, line in self._blocks:
-            self._notes.warn("block_open", line, f"the `{kind}` of line {line} is never closed with `{_OPENS[kind]}`", "was the end cut off?")
+            message = f"the `{kind}` of line {line} is never closed with `{_OPENS[kind]}`"
+            self._notes.warn("block_open", line, message, "was the end cut off?")
         return self._commands
 
     def _operator(self, token: Operator) -> None:

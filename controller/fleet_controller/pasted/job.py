@@ -11,9 +11,8 @@ from typing import Any
 from fleet_controller.pasted.carried import Carried
 from fleet_controller.pasted.launch import Box
 from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.models import Container, Engine
 
-_PLAIN = re.compile(r"[A-Za-z_/~][A-Za-z0-9_./~@+-]*")
+_PLAIN = re.compile(r"[A-Za-z_/~][A-Za-z0-9_./~@+-]*(?::[A-Za-z0-9_./~@+-]+)*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"})
 _IN_ENGINE = re.compile(r"NCCL_DEBUG.*|NCCL_SOCKET_IFNAME|NCCL_SOCKET_FAMILY|NCCL_IB_HCA|NCCL_CONF_FILE|NCCL_(?:TOPO|GRAPH)_DUMP_FILE")
 _TOLD_IN_FILE = ("dropped", "secret", "not_supported", "needs_value")
@@ -73,7 +72,8 @@ def write_job(carried: Carried, source: str, told: Sequence[Finding]) -> JobText
 
 
 def _head(made: JobText, carried: Carried, source: str, told: Sequence[Finding]) -> None:
-    made.add(0, f"# Made by `fleetctl init --from-command` of {comment(source.rpartition('/')[2])}. The reference is docs/user/job-file.md.")
+    made.add(0, f"# Made by `fleetctl init --from-command` of {comment(source.rpartition('/')[2])}.")
+    made.add(0, "# The reference is docs/user/job-file.md.")
     listed = [finding for finding in told if finding.code in _TOLD_IN_FILE]
     if listed:
         made.add(0, "# Not carried over as it stood:")
@@ -82,7 +82,7 @@ def _head(made: JobText, carried: Carried, source: str, told: Sequence[Finding])
     made.add(0, "apiVersion: benchfleet/v1")
     made.add(0, "kind: Job")
     model = carried.model_path.text if carried.model_path and carried.model_path.is_known else "pasted"
-    made.add(0, f"name: {job_name(model)}")
+    made.add(0, f"name: {scalar(job_name(model))}")
     path = carried.model_path.text if carried.model_path else "$MODEL"
     line = carried.lines.get("model.path", 0)
     made.add(0, "")
@@ -98,8 +98,11 @@ def _engine(made: JobText, carried: Carried) -> None:
         _container(made, carried, carried.box)
     elif carried.python is not None and ("/" in carried.python.text or not carried.python.is_known):
         made.add(1, f"python: {scalar(carried.python.text)}{_fill(carried, 'engine.python')}", "engine.python", carried.python.line)
-    if carried.entry == "serve" and "entry" in Engine.model_fields:
-        made.add(1, "entry: serve")
+    if carried.entry == "serve":
+        made.add(1, "entry: serve", "engine.entry", carried.entry_line)
+    if carried.hosts > 1 or "engine.nodes" in carried.unfilled:
+        count = str(carried.hosts) if carried.hosts > 1 else '"${NODES}"'
+        made.add(1, f"nodes: {count}{_fill(carried, 'engine.nodes')}", "engine.nodes", carried.lines.get("engine.nodes", 0))
     if carried.gpus is not None:
         made.add(1, f"gpus: {carried.gpus}", "engine.gpus", carried.lines.get("args.tp_size", 0))
     args = {name: value for name, value in carried.args.items() if not is_speculation(name, carried)}
@@ -111,11 +114,12 @@ def _engine(made: JobText, carried: Carried) -> None:
 def _container(made: JobText, carried: Carried, box: Box) -> None:
     made.add(1, "container:", "engine.container", box.line)
     python = carried.python.text if carried.python and "/" in carried.python.text else ""
-    keys: dict[str, Any] = {"image": box.image.text, "runtime": box.runtime, "shm_size": "" if box.ipc == "host" else box.shm_size, "python": python}
+    shm_size = "" if box.ipc == "host" else memory_size(box.shm_size)
+    keys = {"image": box.image.text or "$IMAGE", "runtime": box.runtime, "shm_size": shm_size, "python": python}
     for key, value in keys.items():
-        if value and key in Container.model_fields:
+        if value:
             made.add(2, f"{key}: {scalar(value)}{_fill(carried, f'engine.container.{key}')}", f"engine.container.{key}", box.line)
-    if box.mounts and "mounts" in Container.model_fields:
+    if box.mounts:
         made.add(2, "mounts: # inside: on the host", "engine.container.mounts", box.line)
         for inside, host in box.mounts.items():
             made.add(3, f"{scalar(inside)}: {scalar(host.text)}", f"engine.container.mounts.{inside}", host.line)
@@ -172,6 +176,17 @@ def _factors(made: JobText, carried: Carried) -> None:
             made.add(1, f"{name}: {level}")
 
 
+def memory_size(written: str) -> str:
+    """A size as docker takes it, of what compose and Kubernetes take too: `10gb`, `1.5 GiB`, `16Gi`; anything else as it stands."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)i?b?", written.strip().lower())
+    if not found:
+        return written
+    number, unit = float(found[1]), found[2]
+    while unit == "t" or (not number.is_integer() and unit in ("g", "m", "k")):
+        number, unit = number * 1024, {"t": "g", "g": "m", "m": "k", "k": "b"}[unit]
+    return f"{int(number)}{unit}"
+
+
 def job_name(model: str) -> str:
     """A job's name made of a model's: small letters, digits and dashes."""
     base = re.sub(r"[^a-z0-9]+", "-", model.rstrip("/").rpartition("/")[2].lower()).strip("-")[:40].strip("-")
@@ -194,7 +209,7 @@ def _number(value: float) -> str:
 
 def scalar(value: str) -> str:
     """A text as a YAML 1.2 scalar that reads back as the same text."""
-    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":"):
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     quoted = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else _escaped(char) for char in quoted)

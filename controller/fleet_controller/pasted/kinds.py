@@ -10,20 +10,37 @@ SHELL, COMPOSE, MANIFEST, DOCKERFILE, UNIT = "shell", "compose", "manifest", "do
 _JOB = re.compile(r"^(?:apiVersion:\s*[\"']?benchfleet/|(?:engine|workloads|factors|measure|baseline)\s*:)", re.MULTILINE)
 _KUBERNETES = re.compile(r"^apiVersion:\s*[\"']?(?!benchfleet)[\w./-]+", re.MULTILINE)
 _SERVICES = re.compile(r"^services:\s*(?:#.*)?$", re.MULTILINE)
-_PODS = re.compile(r"^(?:kind:\s*(?:Pod|Deployment|StatefulSet|DaemonSet|LeaderWorkerSet|ReplicaSet)\b|\s*-?\s*containers:\s*$)", re.MULTILINE)
-_FROM = re.compile(r"^\s*FROM\s+\S+", re.MULTILINE)
+_PODS = re.compile(
+    r"^(?:kind:\s*(?:Pod|Deployment|StatefulSet|DaemonSet|LeaderWorkerSet|ReplicaSet)\b|[ \t]*(?:-[ \t]+)?containers:[ \t]*$)", re.MULTILINE
+)
+_FROM = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 _IMAGE_COMMAND = re.compile(r"^(?:CMD|ENTRYPOINT)\s+\S", re.MULTILINE)
-_UNIT = re.compile(r"^\s*(?:\[Service\]|ExecStart\s*=)", re.MULTILINE)
-_SHELL_LINE = re.compile(r"^\s*(?:\$ )?(?:export\s+)?[A-Za-z_]\w*=|^#!.*\b(?:ba|z|da|k)?sh\b|^\s*(?:sudo\s+)?(?:docker|podman)\s+run\b", re.MULTILINE)
-_FENCE = re.compile(r"^\s*(?:```|~~~).*$", re.MULTILINE)
-_PROMPT = re.compile(r"^(\s*)(?:[\w.@:~/()-]*[$%]|!)[ \t]+(?=\S)|^(\s*)!(?=\w)", re.MULTILINE)
+_UNIT = re.compile(r"^[ \t]*(?:\[Service\]|ExecStart[ \t]*=)", re.MULTILINE)
+_SHELL_LINE = re.compile(
+    r"^[ \t]*(?:\$ )?(?:export[ \t]+)?[A-Za-z_]\w*=|^#!.*\b(?:ba|z|da|k)?sh\b|^[ \t]*(?:sudo[ \t]+)?(?:docker|podman)[ \t]+run\b",
+    re.MULTILINE,
+)
+_FENCE = re.compile(r"\s*(?:```|~~~)")
+_PROMPT = re.compile(r"^([ \t]*)(?:[\w.@:~/()-]{0,80}[$%]|!)[ \t]+(?=\S)|^([ \t]*)!(?=\w)", re.MULTILINE)
 
 
 def plain_text(content: str) -> str:
     """The text with Unix line ends, without a byte-order mark, Markdown fences and prompts; lines keep their numbers."""
     text = content.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
     text = re.sub("[\ud800-\udfff]", "?", text)
-    return _PROMPT.sub(lambda found: found[1] or found[2] or "", _FENCE.sub("", text))
+    return _PROMPT.sub(lambda found: found[1] or found[2] or "", _within_fences(text))
+
+
+def _within_fences(text: str) -> str:
+    """Only the lines between Markdown's fences, where there are any; all others are left empty."""
+    lines = text.split("\n")
+    fences = sum(bool(_FENCE.match(line)) for line in lines)
+    kept, inside = [], fences < 2
+    for line in lines:
+        is_fence = bool(_FENCE.match(line))
+        inside = not inside if is_fence and fences >= 2 else inside
+        kept.append(line if inside and not is_fence else "")
+    return "\n".join(kept)
 
 
 def kind_of(text: str) -> str:

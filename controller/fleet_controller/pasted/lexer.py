@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from fleet_controller.pasted.notes import Notes
 
-LARGEST_CHARS = 1 << 20
+LARGEST_CHARS = 1 << 18
 _MOST_TOKENS = 100_000
 _OPERATORS = ("&>>", "<<<", "<<-", "&>", "&&", "||", ";;", ">>", "<<", ">&", "<&", ">|", "|&", ";", "&", "|", "<", ">", "(", ")")
 _BLANKS = " \t"
 _ENDS_WORD = " \t\n;&|<>()"
 _PLAIN = re.compile(r"[^ \t\n;&|<>()'\"\\$`]+")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "0": "", "a": "", "b": "", "e": ""}
-_TYPOGRAPHIC = {"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "\u00a0": "a blank"}
+_TYPOGRAPHIC = {"“": '"', "”": '"', "„": '"', "\u2018": "'", "\u2019": "'", "–": "--", "—": "--", "\u00a0": "a blank"}
 
 TEXT, VARIABLE, ARITHMETIC, COMMAND = "text", "variable", "arithmetic", "command substitution"
 
@@ -122,7 +122,8 @@ class _Lexer:
         """The line goes on in the next one, whatever stood behind the backslash: that is what its writer meant."""
         if end >= len(self._text):
             message = f"line {self._line} ends with `\\`, and nothing follows"
-            self._notes.warn("trailing_backslash", self._line, message, "was the rest of the command cut off? Paste it too, or remove the `\\`")
+            hint = "was the rest of the command cut off? Paste it too, or remove the `\\`"
+            self._notes.warn("trailing_backslash", self._line, message, hint)
         self._at = min(end + 1, len(self._text))
         self._line += 1
 
@@ -187,7 +188,8 @@ class _Lexer:
                 lines.extend([] if closed else [line])
             opened = self._tokens[place]
             if not closed:
-                self._notes.warn("here_document_open", opened.line, f"the text after `<< {delimiter[:40]}` has no line `{delimiter[:40]}` that ends it")
+                message = f"the text after `<< {delimiter[:40]}` has no line `{delimiter[:40]}` that ends it"
+                self._notes.warn("here_document_open", opened.line, message)
             self._tokens[place] = Operator("<<", opened.line, "\n".join(lines), first)
 
     def _word(self) -> None:
@@ -199,8 +201,7 @@ class _Lexer:
                 pieces.append(Piece("(", TEXT))
                 break
         kept = tuple(piece for piece in pieces if piece.content or piece.kind != TEXT) or tuple(pieces[:1])
-        word = Word(kept, line)
-        self._tell_typography(word)
+        word = self._as_typed(Word(kept, line))
         is_descriptor = word.bare.isdigit() and self._text[self._at : self._at + 1] in ("<", ">")  # the 2 of `2>&1`
         if word.pieces and not is_descriptor:
             self._tokens.append(word)
@@ -209,13 +210,18 @@ class _Lexer:
         text = "".join(piece.content for piece in pieces)
         return all(piece.kind == TEXT and not piece.quoted for piece in pieces) and text.endswith("=")
 
-    def _tell_typography(self, word: Word) -> None:
+    def _as_typed(self, word: Word) -> Word:
+        """The word with the dashes that its writer typed, and a finding, where a word processor changed them."""
         text = "".join(piece.content for piece in word.pieces if piece.kind == TEXT and not piece.quoted)
         wrong = next((char for char in text if char in _TYPOGRAPHIC), "")
         if wrong and (wrong not in "–—" or text[0] in "–—"):
             name = "a no-break space" if wrong == "\u00a0" else f"`{wrong}`"
             message = f"{name} in `{text[:40]}` comes from a word processor: a shell takes it as a letter"
             self._notes.error("typographic", word.line, message, f"write {_TYPOGRAPHIC[wrong]}")
+            if wrong in "–—":
+                first = word.pieces[0]
+                return Word((Piece(f"--{first.content.lstrip('–—')}", first.kind), *word.pieces[1:]), word.line)
+        return word
 
     def _piece(self, pieces: list[Piece]) -> None:
         char = self._text[self._at]
@@ -332,7 +338,8 @@ class _Lexer:
                 return content
             depth += (char == opening and bool(opening)) - (bool(opening) and char == close[0] and depth > 0)
             self._skip_inside(char, close)
-        self._notes.error("unclosed_quote", first_line, f"`{close}` is missing: what starts in line {first_line} is never closed", "close it")
+        message = f"`{close}` is missing: what starts in line {first_line} is never closed"
+        self._notes.error("unclosed_quote", first_line, message, "close it")
         return self._text[start:]
 
     def _skip_inside(self, char: str, close: str) -> None:

@@ -51,7 +51,7 @@ def _tell_size(tree: Tree, kind: str, notes: Notes) -> None:
     if kind == "LeaderWorkerSet":
         size = mapping(spec.get("leaderWorkerTemplate")).get("size")
         message = f"a LeaderWorkerSet is one server over {size or 'several'} hosts"
-        notes.warn("not_supported", tree.line(("spec",)), message, "the leader's command is read; see docs/user/job-file.md on several hosts", kind)
+        notes.warn("not_supported", tree.line(("spec",)), message, "the leader's command is read", kind)
     elif str(spec.get("replicas") or "1") != "1":
         message = f"{spec['replicas']} replicas: a job launches one server on each host"
         notes.info("dropped", tree.line(("spec", "replicas")), message, "choose the hosts in `hosts`", "replicas")
@@ -77,7 +77,8 @@ class _Container:
             message = f"`{key}` of a container is a list; this is one text"
             self._notes.warn("wrong_type", self._tree.line(path), message, f"write {key}: [{value[:40]!r}, …]")
             return tuple(self._referenced((*path,), part) for part in value.split())
-        return tuple(self._referenced((*path, place), item) for place, item in enumerate(listing(value)) if not isinstance(item, dict | tuple))
+        items = enumerate(listing(value))
+        return tuple(self._referenced((*path, place), item) for place, item in items if not isinstance(item, dict | tuple))
 
     def _referenced(self, path: Path, value: Any) -> Argument:
         """`$(NAME)` is the container's variable; `$$` is a `$`."""
@@ -98,8 +99,11 @@ class _Container:
 
     def _variables(self) -> Iterator[tuple[str, Argument]]:
         for place, entry in enumerate(listing(self._value.get("env"))):
-            name = mapping(entry).get("name")
-            if isinstance(name, str):
+            name, source = mapping(entry).get("name"), mapping(mapping(entry).get("valueFrom"))
+            if "fieldRef" in source or "resourceFieldRef" in source:
+                line = self._tree.line((*self._path, "env", place, "name"))
+                self._notes.info("dropped", line, f"{name} is left out: it tells of the pod, and the server runs in none", "", str(name))
+            elif isinstance(name, str):
                 yield name, self._variable(name, mapping(entry), (*self._path, "env", place))
         for place, _ in enumerate(listing(self._value.get("envFrom"))):
             line = self._tree.line((*self._path, "envFrom", place))
@@ -125,8 +129,12 @@ class _Container:
             gpus=gpus,
             gpu_count=int(gpus) if gpus.isdecimal() else None,
             mounts=dict(self._mounts()),
-            ports={str(port.get("containerPort", "")): str(port.get("hostPort") or "") for port in map(mapping, listing(self._value.get("ports")))},
+            ports=self._ports(),
         )
+
+    def _ports(self) -> dict[str, str]:
+        ports = map(mapping, listing(self._value.get("ports")))
+        return {str(port.get("containerPort", "")): str(port.get("hostPort") or "") for port in ports}
 
     def _gpus(self) -> str:
         resources = mapping(self._value.get("resources"))
@@ -158,4 +166,5 @@ class _Container:
                 yield inside, Argument(f"{host}{only}", self._tree.line(path))
             else:
                 message = f"the volume at `{inside[:80]}` is no folder of the host: it is left out"
-                self._notes.warn("not_supported", self._tree.line(path), message, "name the host's folder in engine.container.mounts", "volume")
+                hint = "name the host's folder in engine.container.mounts"
+                self._notes.warn("not_supported", self._tree.line(path), message, hint, "volume")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding
 
-_MOST = 200
+_MOST, _MOST_ERRORS = 200, 400
 
 
 @dataclass(slots=True)
@@ -33,5 +33,5 @@ class Notes:
         return any(finding.severity == ERROR for finding in self.found)
 
     def _add(self, finding: Finding) -> None:
-        if finding.severity == ERROR or len(self.found) < _MOST:
+        if len(self.found) < (_MOST_ERRORS if finding.severity == ERROR else _MOST):
             self.found.setdefault(finding)

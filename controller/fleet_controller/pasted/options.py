@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fleet_controller.pasted.launch import Option
@@ -14,6 +14,7 @@ from fleet_knowledge.release import Release
 from fleet_knowledge.sglang.arguments import arguments, is_negatable, spell
 
 FLAG, MANY, ONE, UNKNOWN = "flag", "many", "one", ""
+NO_VALUE = "no value"  # of an option that wants one and has none
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,15})")
 _DECIMAL = re.compile(r"-?\d+\.\d+|-?\d(?:\.\d+)?e[-+]?\d{1,2}", re.IGNORECASE)
 _NUMBER = re.compile(r"-?[\d.]+(?:[eE][-+]?\d+)?")
@@ -70,13 +71,9 @@ def _option(word: Argument, following: Sequence[Argument], notes: Notes, release
     taken = _taken(kind, following)
     if not taken:
         if kind in (ONE, MANY):
-            _tell_no_value(name, written, word.line, notes)
+            return Option(name, "", word.line, written, Argument("", word.line, (), (NO_VALUE,))), 0
         return Option(name, True, word.line, written, word if not word.is_known else None), 0
     return _with_value(name, list(following[:taken]), kind, written, notes, word.line), taken
-
-
-def _tell_no_value(name: str, written: str, line: int, notes: Notes) -> None:
-    notes.error("value_missing", line, f"`{written}` has no value", f"give it one, or remove it: {name} takes a value", f"args.{name}")
 
 
 def _taken(kind: str, following: Sequence[Argument]) -> int:
@@ -96,7 +93,8 @@ def _named(written: str, word: Argument, notes: Notes, release: Release | None) 
     if written in short:
         return short[written]
     if not written.startswith("--"):
-        notes.warn("unknown_argument", word.line, f"`{written[:60]}` is no option of SGLang: options start with `--`", f"write -{written[:60]}")
+        message = f"`{written[:60]}` is no option of SGLang: options start with `--`"
+        notes.warn("unknown_argument", word.line, message, f"write -{written[:60]}")
     if "_" in written and written.startswith("--"):
         message = f"`{written[:60]}` is spelled with `_`: SGLang's command line wants `-`"
         notes.warn("argument_spelling", word.line, message, "the job file takes either; the command as pasted would be refused")
@@ -139,7 +137,8 @@ def _typed(name: str, text: str) -> Any:
 
 
 def _check_json(name: str, value: Argument, line: int, notes: Notes) -> None:
-    if not value.is_known or not value.text.lstrip().startswith(("{", "[{")) or not ("json" in name or "config" in name or '"' in value.text or ":" in value.text):
+    looks_like_json = value.text.lstrip().startswith(("{", "[{")) and ("json" in name or "config" in name or ":" in value.text)
+    if not value.is_known or not looks_like_json:
         return
     try:
         json.loads(value.text)
@@ -148,14 +147,14 @@ def _check_json(name: str, value: Argument, line: int, notes: Notes) -> None:
         notes.warn("bad_json", line, message, "put the whole value in single quotes: the shell takes double quotes away", f"args.{name}")
 
 
-def _stray(word: Argument, loose: list[Argument], found: Mapping[str, Option], notes: Notes) -> None:
+def _stray(word: Argument, loose: list[Argument], found: dict[str, Option], notes: Notes) -> None:
     if word.is_open or not word.is_known:
         loose.append(word)
         return
     if word.text == "" or word.text.isspace():
         notes.warn("stray_word", word.line, "an empty word stands among the options", "remove it: SGLang refuses it")
         return
-    behind = f" behind {next(reversed(found.values())).spelling}" if found else ""
+    behind = f" behind {found[next(reversed(found))].spelling}" if found else ""
     message = f"`{word.text[:60]}` stands{behind} and belongs to no option: SGLang refuses it"
     notes.warn("stray_word", word.line, message, "remove it, or write the option that it is the value of; it is left out")
 

@@ -14,6 +14,7 @@ from fleet_controller.pasted.environment import meant_for_server, read_environme
 from fleet_controller.pasted.job import JobText, write_job
 from fleet_controller.pasted.kinds import COMPOSE, DOCKERFILE, MANIFEST, SHELL, UNIT, kind_of, plain_text
 from fleet_controller.pasted.launch import Launch, Start
+from fleet_controller.pasted.lexer import LARGEST_CHARS
 from fleet_controller.pasted.manifest import starts_of_manifest
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.script import Script, read_script
@@ -57,6 +58,9 @@ class Pasted:
 def read_pasted(content: str, file_name: str) -> Pasted:
     """Read a shell script, a compose file, a manifest, a Dockerfile, a systemd unit or one command."""
     notes = Notes(file_name)
+    if len(content) > LARGEST_CHARS:
+        notes.error("too_large", 1, f"the file is larger than {LARGEST_CHARS >> 10} KiB", "paste the launch alone")
+        return Pasted(BROKEN, "", launch_json(Carried()), tuple(notes.found))
     text = plain_text(content)
     kind = kind_of(text) or SHELL
     script = read_script(text, notes) if kind == SHELL else _EMPTY
@@ -95,7 +99,8 @@ def _chosen(launches: Sequence[Launch], notes: Notes) -> Launch | None:
             continue
         here = f" ({other.start.place})" if other.start.place else ""
         message = f"a second server is launched in line {other.entry.line}{here}: a job launches one, that of line {first.entry.line}"
-        notes.warn("several_servers", other.entry.line, message, "paste the one that you want to measure alone, or make the difference a factor")
+        hint = "paste the one that you want to measure alone, or make the difference a factor"
+        notes.warn("several_servers", other.entry.line, message, hint)
     return first
 
 

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet_controller.pasted.grammar import Command, Redirection, commands_of
-from fleet_controller.pasted.lexer import TEXT, Operator, Piece, Token, Word, tokens_of
+from fleet_controller.pasted.lexer import LARGEST_CHARS, TEXT, Operator, Piece, Token, Word, tokens_of
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.variables import Argument, Variable, Variables
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _TESTS = frozenset({"[", "[[", "test"})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 _DEEPEST = 8
-_MOST_RUNS = 5000
+_MOST_STEPS = 20_000  # commands that are walked through
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class _Walk:
         self._called: set[str] = set()
         self._exports_all = False
         self._documents: list[Redirection] = []
+        self._steps = 0
         self.assigned: list[tuple[str, str]] = []
 
     def script(self) -> Script:
@@ -81,7 +83,8 @@ class _Walk:
 
     def _walk(self, commands: Iterable[Command], depth: int) -> None:
         for command in commands:
-            if len(self._runs) >= _MOST_RUNS:
+            self._steps += 1
+            if self._steps > _MOST_STEPS:  # functions that call each other
                 return
             self._documents.extend(part for part in command.redirections if part.sign == "<<")
             if command.function:
@@ -121,7 +124,7 @@ class _Walk:
             self._run(tuple(words), env, command, depth)
 
     def _leading_assignments(self, words: Sequence[Word]) -> tuple[list[tuple[str, bool, Word]], Sequence[Word]]:
-        found = []
+        found: list[tuple[str, bool, Word]] = []
         for place, word in enumerate(words):
             assignment = _as_assignment(word)
             if assignment is None:
@@ -131,19 +134,41 @@ class _Walk:
 
     def _run(self, words: tuple[Argument, ...], env: Mapping[str, Argument], command: Command, depth: int) -> None:
         name = words[0].text
+        if self._changed_by(name, words) or name in _TESTS:
+            return
+        if depth < _DEEPEST and name in self._functions:
+            self._call(name, words[1:], depth)
+        elif depth < _DEEPEST and name == "eval" and all(word.is_known for word in words):
+            self.text(" ".join(word.text for word in words[1:])[:LARGEST_CHARS], command.line, depth + 1)
+        elif depth < _DEEPEST and name in _SHELLS and (inner := inner_script(words)):
+            self._inner(inner, env, depth)
+        else:
+            known = self.variables.known.items()
+            exported = {variable: held.value for variable, held in known if held.exported and held.items is None}
+            self._runs.append(Run(words, words[0].line, {**exported, **env}, command.redirections, command.end, command.within))
+
+    def _changed_by(self, name: str, words: tuple[Argument, ...]) -> bool:
+        """Carries out what changes the variables and starts nothing: `unset`, `set`, `shift`; tells of `NAME = value`."""
         if name == "unset":
             self._drop(words[1:])
         elif name == "set":
-            self._exports_all = any(word.text.startswith("-") and "a" in word.text[1:] for word in words) or self._exports_all
-        elif name in self._functions and depth < _DEEPEST:
-            self._call(name, words[1:], depth)
-        elif name == "eval" and depth < _DEEPEST and all(word.is_known for word in words):
-            self.text(" ".join(word.text for word in words[1:]), command.line, depth + 1)
-        elif name in _SHELLS and depth < _DEEPEST and (inner := inner_script(words)):
-            self._inner(inner, env, depth)
-        elif name not in _TESTS:
-            exported = {known: variable.value for known, variable in self.variables.known.items() if variable.exported and not variable.items}
-            self._runs.append(Run(words, words[0].line, {**exported, **env}, command.redirections, command.end, command.within))
+            self._set_options([word.text for word in words[1:]])
+        elif name == "shift":
+            count = int(words[1].text) if len(words) > 1 and words[1].text.isdecimal() else 1
+            self.variables.positional = self.variables.positional[count:] if self.variables.positional else self.variables.positional
+        elif len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name):
+            message = f"blanks stand around `=` behind {name}: the shell would take {name} for a command"
+            self.notes.warn("not_assigned", words[0].line, message, f"write {name}={words[2].text[:40] if len(words) > 2 else ''}", name)
+        else:
+            return False
+        return True
+
+    def _set_options(self, options: Sequence[str]) -> None:
+        for option in options:
+            if option in ("-a", "-o") and (option == "-a" or "allexport" in options):
+                self._exports_all = True
+            elif option == "+a":
+                self._exports_all = False
 
     def _inner(self, inner: Argument, env: Mapping[str, Argument], depth: int) -> None:
         before = dict(self.variables.known)
@@ -171,6 +196,9 @@ class _Walk:
                 self._assign(*assignment, command, exported=exports or None)
             elif exports and (known := self.variables.known.get(word.bare)):
                 self.variables.known[word.bare] = replace(known, exported=True)
+            elif exports and any(piece.kind != TEXT for piece in word.pieces):
+                message = f"what `export` takes from `{self.variables.join(word).text[:60]}` is not known here"
+                self.notes.warn("not_supported", word.line, message, "write the variables that the server needs into engine.env", "export")
 
     def _assign(self, name: str, appends: bool, word: Word, command: Command, exported: bool | None) -> None:
         old = self.variables.known.get(name)
@@ -180,6 +208,8 @@ class _Walk:
         self.assigned.append((name, value.text))
         conditional = _is_conditional(command)
         new = Variable(replace(value, line=word.line), items, is_exported, conditional)
+        if conditional and not value.is_known and all(not part.isidentifier() for part in value.unknown) and not value.unevaluated:
+            return  # an argument of the script (`$2`), where it is given: it is not given here
         if appends and old:
             self.variables.known[name] = _appended(old, new)
         elif old and conditional and not self._settles(name, old, new, command):
@@ -218,7 +248,7 @@ def _appended(old: Variable, new: Variable) -> Variable:
         return replace(old, items=before + (new.items if new.items is not None else (new.value,)))
     unknown = (*old.value.unknown, *new.value.unknown)
     unevaluated = (*old.value.unevaluated, *new.value.unevaluated)
-    return replace(old, value=Argument(old.value.text + new.value.text, new.value.line, unknown, unevaluated))
+    return replace(old, value=Argument((old.value.text + new.value.text)[:LARGEST_CHARS], new.value.line, unknown, unevaluated))
 
 
 def _is_conditional(command: Command) -> bool:

@@ -17,7 +17,7 @@ _OPTION = re.compile(r"(?:.*_)?(?:api_key|password|passwd|secret|(?:access|auth|
 _SHAPES = re.compile(
     r"\bhf_(?:(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|[A-Za-z0-9]{20,})\b"  # Hugging Face
     r"|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bnvapi-[\w-]{16,}"
-    r"|\bAKIA[A-Z0-9]{16}\b|\bxox[abpr]-[\w-]{10,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*|(?<=Bearer )[^\s'\"]{6,}"
+    r"|\bAKIA[A-Z0-9]{16}\b|\bxox[abpr]-[\w-]{10,}|\beyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]*|(?<=Bearer )[^\s'\"]{6,}"
 )
 _LOGIN = re.compile(r"(?<=://)[^\s/:@]*:([^\s/@]+)(?=@)")
 _SHORTEST, _SURE = 4, 8  # characters: a shorter text, or a mere word (`test`, `EMPTY`), stands in too many other places to be masked there
@@ -41,7 +41,7 @@ def holds_secret(text: str) -> bool:
 def secret_texts(text: str) -> set[str]:
     """All parts of a file that look like secrets wherever they stand: by their shape, or behind a name or an option that tells."""
     found = set(_SHAPES.findall(text)) | set(_LOGIN.findall(text))
-    for name, value in re.findall(r"([A-Za-z_][\w-]*)[\"']?\s*[=:]\s*[\"']?([^\s\"',;]+)", text):
+    for name, value in re.findall(r"(?<![\w-])([A-Za-z_][\w-]{0,80})[\"']?[ \t]*[=:]\s*[\"']?([^\s\"',;]+)", text):
         name = name.replace("-", "_")
         tells = is_secret_option(name) or (is_secret_name(name) and ("_" in name or name.isupper()))
         found |= {value} if tells else set()

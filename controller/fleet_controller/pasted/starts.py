@@ -17,10 +17,11 @@ from fleet_controller.pasted.wrappers import removed_by, tell_wrappers, variable
 from fleet_knowledge.release import Release
 
 _DEEPEST = 4
-_SILENT = frozenset(
-    "echo printf cd mkdir sleep wait true false : trap ulimit shopt kill pkill read exit return shift test export rm cp ls cat tail tee "
-    "date let local break continue hostname pwd logger column chmod touch curl wget grep".split()
-)
+_SILENT = frozenset({
+    "echo", "printf", "cd", "mkdir", "sleep", "wait", "true", "false", ":", "trap", "ulimit", "shopt", "kill", "pkill", "read", "exit",
+    "return", "shift", "test", "rm", "cp", "ls", "cat", "tail", "tee", "date", "let", "local", "break", "continue", "hostname", "pwd",
+    "chmod", "touch", "curl", "wget", "grep",
+})  # fmt: skip
 _TOLD_AT_MOST = 12
 _OTHER_PROGRAMS = {
     "router": ("a router is left out: a job measures one server", "measure several behind a router as engine: {kind: external, url: …}"),
@@ -89,7 +90,8 @@ def _launch(start: Start, notes: Notes) -> Launch | None:
     if positional:
         notes.warn("stray_word", words[0].line, f"`{words[0].text[:60]}` stands before all options: it is read as --model-path", "")
         words = (Argument("--model-path", words[0].line), *words)
-    options, loose = read_options(words, notes, Release.read(image_version(start.box.image.text)) if start.box else None)
+    release = Release.read(image_version(start.box.image.text)) if start.box else None
+    options, loose = read_options(words, notes, release)
     removed = removed_by(entry.wrapped_by)
     env = {name: value for name, value in {**start.env, **variables_of(entry.wrapped_by)}.items() if name not in removed}
     return Launch(start, entry, options, env, loose)

@@ -11,7 +11,7 @@ from fleet_controller.pasted.lexer import Word, tokens_of
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.variables import Argument, Variable, Variables
 
-_QUIET = frozenset({"Type", "Restart", "RestartSec", "Description", "After", "Wants", "WantedBy", "Requires", "StandardOutput", "StandardError"})
+_OF_THE_UNIT = ("User", "Group", "WorkingDirectory", "LimitMEMLOCK", "LimitNOFILE", "CPUAffinity", "NUMAPolicy", "NUMAMask", "Slice")
 
 
 def starts_of_unit(text: str, notes: Notes) -> list[Start]:
@@ -24,7 +24,7 @@ def starts_of_unit(text: str, notes: Notes) -> list[Start]:
         elif key == "EnvironmentFile":
             message = f"the variables of `{value[:80]}` are not in what was pasted"
             notes.warn("not_supported", line, message, "write those that the server needs into engine.env", key)
-        elif key in ("User", "WorkingDirectory", "Group", "LimitMEMLOCK", "LimitNOFILE", "CPUAffinity", "NUMAPolicy", "NUMAMask", "Slice"):
+        elif key in _OF_THE_UNIT:
             notes.info("dropped", line, f"`{key}` of the unit is left out: the agent starts the server as itself", "", key)
     return [_start(value, line, env, notes) for key, value, line in entries if key == "ExecStart" and value.strip()]
 

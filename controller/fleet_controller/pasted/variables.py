@@ -6,20 +6,22 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.pasted.lexer import ARITHMETIC, TEXT, VARIABLE, Piece, Word, tokens_of
+from fleet_controller.pasted.lexer import ARITHMETIC, TEXT, VARIABLE, Operator, Piece, Word, tokens_of
 from fleet_controller.pasted.notes import Notes
 
 _PARAMETER = re.compile(r"([!#])?([A-Za-z_]\w*|\d+|[@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _LONGEST = 1 << 16  # characters of one word: variables that multiply end here
 _MOST_FIELDS = 4096
+_MOST_NESTED = 20  # `${A:-${B:-…}}`
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A word as the command would get it. Names in `unknown` stand in `text` as `$NAME`; `unevaluated` says what was not worked out.
 
-    `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or several.
+    `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or several. `is_quoted`: it brings its own
+    quotes from a default (`${NAME:-"a b"}`), so it is not split.
     """
 
     text: str
@@ -27,6 +29,7 @@ class Argument:
     unknown: tuple[str, ...] = ()
     unevaluated: tuple[str, ...] = ()
     is_open: bool = False
+    is_quoted: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -137,24 +140,26 @@ class Variables:
             return [self._defaulted(name, sign, rest, line)]
         if values is None:
             return [Argument(f"${name}", line, (name,), ("shell expansion",))]
-        changed = _changed(_joined(values, line), sign, operation)
-        return [changed or Argument(f"${{{name}{operation}}}", line, (), ("shell expansion",))]
+        return _part_of(name, values, operation) or _changed(name, _joined(values, line), operation)
 
     def _defaulted(self, name: str, sign: str, text: str, line: int) -> Argument:
         value = self._default(text, line)
         if name not in self.known and not name.isdigit() and value.text and name not in self.defaults_told:
             self.defaults_told.add(name)
-            self.notes.info("default_taken", line, f"`{name}` is not set in the file: its default is taken", f"set {name} before if you use another value")
+            message = f"`{name}` is not set in the file: its default is taken"
+            self.notes.info("default_taken", line, message, f"set {name} before if you use another value")
         if "=" in sign:
             self.known[name] = Variable(value)
         return value
 
     def _default(self, text: str, line: int) -> Argument:
         """The text behind `:-`, with its own variables expanded and its quotes taken away."""
-        tokens = tokens_of(text, Notes(""), line)
+        tokens = tokens_of(text, Notes(""), line) if text.count("${") < _MOST_NESTED else [Operator("\n", line)]
         if any(not isinstance(token, Word) for token in tokens):
             return Argument(text.strip("'\""), line)
-        return _joined([self.join(token) for token in tokens if isinstance(token, Word)], line)
+        words = [token for token in tokens if isinstance(token, Word)]
+        is_quoted = len(words) == 1 and all(piece.quoted for piece in words[0].pieces)
+        return replace(_joined([self.join(word) for word in words], line), is_quoted=is_quoted)
 
 
 def _append(made: list[Argument], open_field: Argument | None, parts: Sequence[Argument], quoted: bool) -> Argument | None:
@@ -163,7 +168,7 @@ def _append(made: list[Argument], open_field: Argument | None, parts: Sequence[A
         if number and open_field is not None:  # each item of "${A[@]}" is a word of its own
             made.append(open_field)
             open_field = None
-        if quoted or not part.is_known:
+        if quoted or part.is_quoted or not part.is_known:
             open_field = _joined([open_field, part], part.line, "") if open_field else part
             continue
         texts = re.split(r"[ \t\n]+", part.text)
@@ -185,14 +190,20 @@ def _joined(parts: Sequence[Argument], line: int, between: str = " ") -> Argumen
     return Argument(between.join(part.text for part in parts)[:_LONGEST], line, tuple(unknown), tuple(unevaluated))
 
 
-def _changed(value: Argument, sign: str, operation: str) -> Argument | None:
-    """`${NAME##*/}` and `${NAME%/}`: the two cuts that scripts make of a path; None for any other."""
+def _part_of(name: str, values: list[Argument], operation: str) -> list[Argument]:
+    """`${A[@]:1}` and `${@:2:3}`; empty for any other operation."""
+    part = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", operation)
+    if not part:
+        return []
+    first = max(int(part[1]) - (name in ("@", "*")), 0)
+    return values[first : first + int(part[2])] if part[2] else values[first:]
+
+
+def _changed(name: str, value: Argument, operation: str) -> list[Argument]:
+    """`${NAME##*/}` and the like: the cuts that scripts make of a path; any other operation is not worked out."""
+    cuts = {"##*/": value.text.rpartition("/")[2], "%/": value.text.removesuffix("/"), "%/*": value.text.rpartition("/")[0] or value.text}
     if not value.is_known:
-        return replace(value, is_open=False)
-    if operation == "##*/":
-        return replace(value, text=value.text.rpartition("/")[2])
-    if operation == "%/":
-        return replace(value, text=value.text.removesuffix("/"))
-    if operation == "%/*":
-        return replace(value, text=value.text.rpartition("/")[0] or value.text)
-    return None
+        return [replace(value, is_open=False)]
+    if operation in cuts:
+        return [replace(value, text=cuts[operation])]
+    return [Argument(f"${{{name}{operation}}}", value.line, (), ("shell expansion",))]

@@ -19,16 +19,18 @@ _INSIDE = "the server is launched in a container of its own: write engine.contai
 
 # Word → severity, what is done instead. All others are left out too, and told.
 _KNOWN: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("nohup", "setsid", "exec", "nice", "ionice", "stdbuf", "unbuffer", "tini", "dumb-init", "tmux", "screen", "daemonize"), (INFO, _STARTED)),
+    **dict.fromkeys(("nohup", "setsid", "exec", "nice", "ionice", "stdbuf", "unbuffer", "tini"), (INFO, _STARTED)),
+    **dict.fromkeys(("dumb-init", "tmux", "screen"), (INFO, _STARTED)),
     **dict.fromkeys(("sudo", "doas", "su", "runuser", "gosu", "chrt", "systemd-run", "systemd-cat", "command"), (INFO, _STARTED)),
     **dict.fromkeys(("numactl", "taskset", "hwloc-bind"), (INFO, _PLACED)),
     "timeout": (INFO, "engine.ready_timeout limits the start; the agent stops the server when the trial is over"),
-    **dict.fromkeys(("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "orterun", "pdsh", "parallel", "torch.distributed.run"), (WARNING, _MANY)),
-    **dict.fromkeys(("nsys", "ncu", "py-spy", "strace", "gdb", "perf", "valgrind", "viztracer", "rocprof", "rocprofv3"), (WARNING, _PROFILED)),
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "deepspeed", "accelerate"), (WARNING, _MANY)),
+    **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun", "pdsh", "parallel"), (WARNING, _MANY)),
+    **dict.fromkeys(("nsys", "ncu", "py-spy", "strace", "gdb", "perf", "valgrind", "viztracer", "rocprof"), (WARNING, _PROFILED)),
     **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "uvx", "poetry", "pixi", "pipenv", "hatch", "module"), (WARNING, _ENVIRONMENT)),
     **dict.fromkeys(("ssh", "sshpass", "ray"), (WARNING, _REMOTE)),
-    **dict.fromkeys(("docker", "podman", "nerdctl", "kubectl", "oc", "singularity", "apptainer", "enroot", "ctr", "docker-compose"), (WARNING, _INSIDE)),
-    "env": (INFO, ""),
+    **dict.fromkeys(("docker", "podman", "nerdctl", "kubectl", "singularity", "apptainer", "enroot", "docker-compose"), (WARNING, _INSIDE)),
+    **dict.fromkeys(("env", "bash", "sh", "zsh", "dash", "ksh", "eval"), (INFO, "")),
 }  # fmt: skip
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _TAKES_ASSIGNMENTS = frozenset({"env", "sudo", "doas", "mpirun", "mpiexec", "systemd-run", "command", "exec", "nohup"})

@@ -234,6 +234,8 @@ class _Reader:
 
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
         text = str(node.value)
+        if node.style == ">":
+            text = text.replace("\a", "")  # where the library marks that a line was folded
         tag = _tag(node)
         if tag.removeprefix(_STANDARD) not in _SCALARS:
             return self._tell("yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it")
