@@ -26,6 +26,8 @@ def test_d01_labels_of_all_generations_and_values_of_all_spellings_are_read() ->
     assert numbers == expected["samples"]
     assert [sample[:2] for sample in samples if sample not in numbers] == expected["without_a_number"]
     assert total(read_samples(text), "sglang:spec_accept_length") is None
+    assert total(read_samples(text), "sglang:gen_throughput") == 402.5, "three generations of one gauge are not three servers"
+    assert (recognise(text) or {})["samples"][2] == expected["samples"][2]
 
 
 def test_d02_data_parallel_ranks_are_summed_and_no_other() -> None:
@@ -77,6 +79,9 @@ def test_e05_a_short_run_has_no_accept_length_and_the_second_run_has_its_own() -
     averages = told["averages"]
     alone = window.of_last_run(averages["before"], averages["verified_before"], averages["after"], averages["verified_in_run"])
     assert alone.length == pytest.approx(expected["run_alone"])
+    told_of_both = {"after_run1": averages["before"], "after_run2": averages["after"], "verify_ct": {"run1": 500, "run2": 1500}}
+    assert (recognise(json.dumps(told_of_both)) or {})["accept_len"] == pytest.approx(expected["run_alone"])
+    assert (recognise(json.dumps({"case": "short", "server_info": told["short_run"]})) or {})["accept_len"] is None
 
 
 def test_e06_warm_up_runs_are_dropped_and_the_steady_median_is_told() -> None:

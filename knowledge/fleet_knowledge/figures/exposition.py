@@ -83,14 +83,18 @@ def per_label(samples: Iterable[Sample], name: str, label: str) -> dict[str, flo
 
 
 def _figures(samples: Iterable[Sample], name: str, where: Mapping[str, str]) -> dict[tuple[tuple[str, str], ...], float]:
-    """One number for each set of labels without the repeating ranks: the largest, which is the newest of a counter's copies."""
+    """One number for each set of labels without the repeating ranks: the largest, which is the newest of a counter's copies.
+
+    One server writes one set of label names, so where several generations are in a text, that with the most names counts.
+    """
     figures: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:
         if sample.name != canonical(name) or not math.isfinite(sample.value) or not where.items() <= sample.labels.items():
             continue
         key = tuple(sorted((label, value) for label, value in sample.labels.items() if label not in REPEATING))
         figures[key] = max(figures.get(key, -math.inf), sample.value)
-    return figures
+    most = max(map(len, figures), default=0)
+    return {key: value for key, value in figures.items() if len(key) == most}
 
 
 def is_sglang(samples: Sequence[Sample]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet_knowledge.figures import accept, exposition, one_batch, runs, send_one, server_info, serving, window
 from fleet_knowledge.figures.device_timer import DeviceTimes
 
 _SHOWN = ("gen_throughput", "num_running_reqs", "num_queue_reqs", "cache_hit_rate", "generation_tokens_total", "spec_accept_rate")
+_MOST_SAMPLES = 500
 
 
 def recognise(text: str) -> Mapping[str, Any] | None:
@@ -44,8 +45,14 @@ def _metrics(text: str) -> Mapping[str, Any] | None:
     return {
         "kind": "metrics", **told, **_accepted(window.best(since_start, gauge)),
         "per_dp": exposition.per_label(samples, "sglang:gen_throughput", "dp_rank"),
-        "device_seconds": dict(DeviceTimes.of_samples(samples).seconds),
+        "device_seconds": dict(DeviceTimes.of_samples(samples).seconds), "samples": _shown(samples),
     }  # fmt: skip
+
+
+def _shown(samples: Sequence[exposition.Sample]) -> list[list[Any]]:
+    """[name, labels, value] of each series but a histogram's buckets, as many as can be looked at; null: not a number."""
+    plain = [sample for sample in samples if not sample.name.endswith("_bucket")][:_MOST_SAMPLES]
+    return [[sample.name, dict(sample.labels), window.number(sample.value)] for sample in plain]
 
 
 def _server_info(text: str) -> Mapping[str, Any] | None:
@@ -80,7 +87,22 @@ def _cases(text: str) -> Mapping[str, Any] | None:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         accepted = window.of_counters(window.Counters.of_values(before), window.Counters.of_values(after))
         return {"kind": "metrics_window", **_accepted(accepted)}
-    return _runs(told)
+    if isinstance(told.get("server_info"), Mapping):
+        return _figures(server_info.figures(told["server_info"]))
+    return _averages(told) or _runs(told)
+
+
+def _averages(told: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Averages of a server after each run (`after_RUN`) and each run's verify steps (`verify_ct`): the last run alone."""
+    steps = told.get("verify_ct")
+    if not isinstance(steps, Mapping) or not all(window.number(count) is not None for count in steps.values()):
+        return None
+    runs_told = [(window.number(told.get(f"after_{run}")), float(count)) for run, count in steps.items()]
+    if len(runs_told) < 2:
+        return None
+    earlier = sum(count for _, count in runs_told[:-1])
+    alone = window.of_last_run(runs_told[-2][0], earlier, *runs_told[-1])
+    return {"kind": "runs_averages", "run": list(steps)[-1], **_accepted(alone)}
 
 
 def _runs(told: Mapping[str, Any]) -> Mapping[str, Any] | None:
