@@ -41,7 +41,7 @@ def test_the_demo_has_no_findings() -> None:
 
 def test_the_example_is_told_what_its_nccl_settings_are_worth() -> None:
     found = [(finding.code, finding.key.split(".")[-1]) for finding in load_job_file(EXAMPLES / "kimi-eagle3-nccl.yaml").findings]
-    assert found == [("nccl_bypassed", "tuned"), ("nccl_deprecated", "NCCL_MAX_NCHANNELS"), ("nccl_default", "NCCL_NTHREADS")]
+    assert found == [("nccl_bypassed", "tuned"), ("nccl_default", "NCCL_NTHREADS")]
 
 
 def test_the_demo_is_the_real_job_on_the_simulated_engine() -> None:

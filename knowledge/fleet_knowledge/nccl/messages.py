@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# host:pid:thread [device] [file:line] NCCL LEVEL text; the host of a line glued to another one is cut below
-_PREFIX = re.compile(
-    r"(?:\[(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^\]]{0,12})\] )?"
-    r"(?P<host>[A-Za-z0-9][\w.-]{0,252}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>-?\d{1,4})\] )?"
-    r"(?:[\d.]{1,20} )?(?:(?P<file>\S{1,1000}:\d{1,6}) )?NCCL (?P<level>INFO|WARN|TRACE|ABORT|VERSION|CALL)(?: |$)"
-)
-_GLUED = re.compile(r"^(?:COMPLETE|START|available|peer|trees|rings|direct|IPC|CUMEM|read)(?=[A-Za-z0-9])")
+# A prefix is read backwards from ` NCCL LEVEL`: [date time] host:pid:thread [device] [file:line]
+_LEVEL = re.compile(r" NCCL (INFO|WARN|TRACE|ABORT|VERSION|CALL)(?= |$)")
+_WHO = re.compile(r"([A-Za-z0-9][\w.-]{0,300}):(\d{1,10}):(\d{1,10})$")
+_DEVICE = re.compile(r"\[(-?\d{1,4})\]$")
+_FILE = re.compile(r"\S+:\d{1,7}$")
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d[^\]]{0,12})\]$")
+_GLUED = re.compile(r"(?:COMPLETE|START|available|peer|trees|rings|direct|IPC|CUMEM|read)(?=[A-Za-z0-9])")
 _HOSTS = 64
+_LONGEST_PREFIX = 1400
+_LONGEST_KNOWN, _MOST_KNOWN = 200, 4096
 LONGEST_TEXT = 2000
 
 
@@ -35,50 +37,90 @@ class Message:
         return self.host, self.pid, self.dev
 
 
+@dataclass(slots=True)
+class _Prefix:
+    start: int
+    end: int
+    level: str
+    host: str
+    pid: int
+    dev: int | None
+    file: str
+    time: str = ""
+
+
 class Cutter:
     """Cuts lines into messages; remembers hosts, so that it can tell a host from the end of a message that is glued to it."""
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
+        self._known: dict[str, Message] = {}  # prefixes of INFO lines that were read before
 
     def cut(self, line: str) -> Iterator[Message]:
         """Every message of `line`; what stands before the first prefix comes as one without a level."""
-        found = list(_PREFIX.finditer(line))
-        starts = [self._start(match) for match in found]
-        before = line[: starts[0][0]] if found else line
-        if before.strip():
-            yield Message("", before.strip()[:LONGEST_TEXT])
-        for index, match in enumerate(found):
-            end = starts[index + 1][0] if index + 1 < len(found) else len(line)
-            yield Message(
-                match["level"],
-                line[match.end() : end].strip()[:LONGEST_TEXT],
-                starts[index][1],
-                int(match["pid"]),
-                int(match["dev"]) if match["dev"] is not None else None,
-                _base(match["file"] or ""),
-                match["time"] or "",
-            )
+        at = line.find(" NCCL ")
+        known = self._known.get(line[:at]) if 0 < at < _LONGEST_KNOWN else None
+        if known and line.startswith(known.level, at + 6) and " NCCL " not in line[at + 6 :]:
+            text = line[at + 7 + len(known.level) :].strip()[:LONGEST_TEXT]
+            yield Message(known.level, text, known.host, known.pid, known.dev, known.file)
+            return
+        prefixes = list(self._prefixes(line))
+        before = (line[: prefixes[0].start] if prefixes else line).strip()
+        if before:
+            yield Message("", before[:LONGEST_TEXT])
+        for index, prefix in enumerate(prefixes):
+            end = prefixes[index + 1].start if index + 1 < len(prefixes) else len(line)
+            text = line[prefix.end : end].strip()[:LONGEST_TEXT]
+            message = Message(prefix.level, text, prefix.host, prefix.pid, prefix.dev, _base(prefix.file), prefix.time)
+            if prefix.start == 0 and not prefix.time and prefix.level == "INFO" and len(self._known) < _MOST_KNOWN:
+                self._known[line[: prefix.end - 10]] = message
+            yield message
 
-    def _start(self, match: re.Match[str]) -> tuple[int, str]:
-        """Where the message begins, and its host."""
-        host: str = match["host"]
-        if match["time"] is not None or host in self._hosts:
-            return match.start(), self._seen(host)
-        known = max((name for name in self._hosts if host.endswith(name)), key=len, default="")
-        glued = _GLUED.match(host)
-        cut = len(host) - len(known) if known else glued.end() if glued else 0
-        follows_text = match.start("host") > 0 and match.string[match.start("host") - 1] == " "
-        if cut and (glued or follows_text):
-            return match.start("host") + cut, self._seen(host[cut:])
-        return match.start(), self._seen(host)
+    def _prefixes(self, line: str) -> Iterator[_Prefix]:
+        floor = 0
+        for level in _LEVEL.finditer(line):
+            prefix = self._read(line, max(floor, level.start() - _LONGEST_PREFIX), level)
+            if prefix is not None:
+                yield prefix
+                floor = level.end()
 
-    def _seen(self, host: str) -> str:
+    def _read(self, line: str, floor: int, level: re.Match[str]) -> _Prefix | None:
+        """The prefix that ends at `level`, or None when what stands there is none: a line torn by another one."""
+        words = line[floor : level.start()].rsplit(" ", 6)
+        starts = [level.start() - sum(map(len, words[index:])) - (len(words) - 1 - index) for index in range(len(words))]
+        at, file, dev = len(words) - 1, "", None
+        if not _WHO.search(words[at]) and _FILE.fullmatch(words[at]):
+            at, file = at - 1, words[at]
+        if at > 0 and words[at].replace(".", "", 1).isdigit():
+            at -= 1  # a TRACE line's milliseconds
+        if at > 0 and (device := _DEVICE.fullmatch(words[at])):
+            at, dev = at - 1, int(device[1])
+        who = _WHO.search(words[at]) if at >= 0 else None
+        if who is None:
+            return None
+        stamp = _STAMP.search(" ".join(words[at - 2 : at])) if at > 1 and who.start() == 0 else None
+        host = who[1] if stamp else self._host(who[1], glued=who.start() == 0)
+        start = starts[at] + who.end(1) - len(host)
+        if stamp:
+            start = starts[at] - 1 - len(stamp[0])
+        self._remember(host)
+        return _Prefix(start, level.end(), level[1], host, int(who[2]), dev, file, f"{stamp[1]} {stamp[2]}" if stamp else "")
+
+    def _host(self, name: str, *, glued: bool) -> str:
+        """The host in `name`, which may begin with the end of another message."""
+        if name in self._hosts:
+            return name
+        tail = _GLUED.match(name) if glued else None
+        known = max((host for host in self._hosts if name.endswith(host)), key=len, default="")
+        if tail:
+            return known if known and len(known) >= len(name) - tail.end() else name[tail.end() :]
+        return name
+
+    def _remember(self, host: str) -> None:
         if len(self._hosts) < _HOSTS:
             self._hosts.add(host)
-        return host
 
 
 def _base(path: str) -> str:
-    """The last folder and the file: RCCL prints the path that it was built in."""
-    return "/".join(path.split("/")[-2:]) if path.count("/") < 2 else path.rsplit("/", 1)[-1]
+    """The file as NCCL names it; without the folders that it was built in, which RCCL prints."""
+    return path if path.count("/") < 2 else path.rsplit("/", 1)[-1]

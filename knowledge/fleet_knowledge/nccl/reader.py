@@ -106,6 +106,8 @@ class NcclReader:
             self._warns_dropped += 1
 
     def _version(self, message: Message) -> bool:
+        if "version" not in message.text and "nccl==" not in message.text:
+            return False
         found = _VERSION.search(message.text)
         if found and "DistBackendError" not in message.text and "NCCL error" not in message.text:
             self._library = found["library"] or self._library or "NCCL"
@@ -133,20 +135,27 @@ class NcclReader:
 
     def _setting(self, message: Message) -> bool:
         text = message.text
-        if (found := _SETTING.search(text)) is not None:
-            name, value = found["name"], found["value"].strip()
-            self._set(name, value[:-1] if _is_sentence(value) else value)
+        if " set " in text and (found := _SETTING.search(text)) is not None:
+            value = found["value"].strip()
+            self._set(found["name"], value[:-1] if _is_sentence(value) else value)
+        elif "/Plugin" in text or "network plugin" in text:
+            return self._plugin(text)
+        elif "CCL_" not in text:
+            return False
         elif (found := _PARSED.search(text)) is not None:
             self._set(found["name"] or found["reset"], found["value"] if found["name"] else found["number"].rstrip("."))
         elif (found := _INVALID.search(text)) is not None:
             self._set(found["name"], f"{found['used']} ({found['value']} is invalid)")
-        elif (found := _PLUGIN_NAME.search(text)) is not None:
-            self._set(f"NCCL_{found['kind']}_PLUGIN", found["value"])
-        elif (found := _PLUGIN_USED.search(text)) is not None:
-            self._plugins[(found["kind"] or "NET").lower()] = (found["name"] or found["network"]).strip()
         else:
             return False
         return True
+
+    def _plugin(self, text: str) -> bool:
+        if (found := _PLUGIN_NAME.search(text)) is not None:
+            self._set(f"NCCL_{found['kind']}_PLUGIN", found["value"])
+        elif (found := _PLUGIN_USED.search(text)) is not None:
+            self._plugins[(found["kind"] or "NET").lower()] = (found["name"] or found["network"]).strip()
+        return found is not None
 
     def _set(self, name: str, value: str) -> None:
         if name in self._settings or len(self._settings) < _MOST_SETTINGS:
@@ -156,15 +165,15 @@ class NcclReader:
 
     def _init(self, message: Message) -> bool:
         text = message.text
-        if (found := _CHANNELS.search(text)) is not None:
+        if " channels" in text and (found := _CHANNELS.search(text)) is not None:
             self._channels = int(found["coll"]), int(found["nvls"]), int(found["p2p"])
-        elif (found := _OLD_CHANNELS.search(text)) is not None:
+        elif " channels" in text and (found := _OLD_CHANNELS.search(text)) is not None:
             self._channels = int(found["coll"]), None, int(found["p2p"])
-        elif (found := _NETWORK.search(text)) is not None:
+        elif "Using network" in text and (found := _NETWORK.search(text)) is not None:
             self._add(self._networks, found["name"].strip())
-        elif (found := _NVLS.search(text)) is not None:
+        elif "NVLS multicast" in text and (found := _NVLS.search(text)) is not None:
             self._nvls = self._nvls or found["no"] is None
-        elif (found := _GDR.search(text)) is not None:
+        elif "Connected all rings" in text and (found := _GDR.search(text)) is not None:
             self._gdr = self._gdr or found["on"] == "1"
         else:
             return False

@@ -141,7 +141,7 @@ _PEERS = (
         default="2",
         exists=Between("2.17"),
         always_read=True,
-        note="SGLang sets 0 itself when it is unset (see SGLang below).",
+        note="SGLang sets 0 itself when it is unset.",
     ),
     Variable(
         "NCCL_CUMEM_ENABLE",

@@ -34,9 +34,11 @@ class Transports:
         """Take what `text` tells of transports; False when it tells nothing."""
         if "] -> " in text and " via " in text:
             return self._channel(text)
-        if text.startswith("NET/IB") and " Using " in text:
+        if "Using " not in text:
+            return False
+        if text.startswith("NET/IB"):
             _name_all(self.ib_devices, _IB_DEVICE.findall(text))
-        elif text.startswith("NET/Socket") and " Using " in text:
+        elif text.startswith("NET/Socket"):
             _name_all(self.interfaces, _INTERFACE.findall(text))
         elif (found := _BOOTSTRAP.search(text)) is not None:
             self.bootstrap = self.bootstrap or found[1]

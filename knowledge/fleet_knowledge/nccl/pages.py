@@ -1,0 +1,37 @@
+"""Owns the table of variables as the guide prints it, so that the guide cannot differ from the table. Writes no file."""
+
+from __future__ import annotations
+
+from fleet_knowledge.nccl.variable import Variable, span
+from fleet_knowledge.nccl.variables import VARIABLES
+
+_HEAD = "| variable | what it sets | values | default | versions | read |\n|---|---|---|---|---|---|"
+
+
+def table() -> str:
+    """One line for each variable, those that every launch reads first, then by name."""
+    rows = sorted(VARIABLES.values(), key=lambda row: (row.name.startswith("RCCL"), not row.always_read, row.name))
+    return "\n".join((_HEAD, *map(_line, rows)))
+
+
+def _line(row: Variable) -> str:
+    default = "; ".join(f"{value} ({span(versions)})" for versions, value in row.defaults) or row.default
+    cells = (f"`{row.name}`", _meaning(row), str(row.values), default, _versions(row), _read(row))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _meaning(row: Variable) -> str:
+    return f"{row.meaning}. {row.note}" if row.note else row.meaning
+
+
+def _versions(row: Variable) -> str:
+    known = "" if not row.exists.first and not row.exists.last else span(row.exists)
+    old = f"deprecated {span(row.deprecated)}" if row.deprecated else ""
+    instead = f"use `{row.replaced_by}`" if row.replaced_by else ""
+    return ", ".join(filter(None, (known, old, instead)))
+
+
+def _read(row: Variable) -> str:
+    if row.never_logged:
+        return "never named in the log"
+    return "always" if row.always_read else f"when {row.read_when}" if row.read_when else "by no version in use"
