@@ -1,4 +1,4 @@
-"""Owns the promises of the log reader on cases from the field; each case is a data file, checked by its meaning."""
+"""Owns the promises of the log reader on cases from the field and on whole logs; each is a data file, checked by its meaning."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from fleet_knowledge.log.reader import LogReader
 
-FOLDER = Path(__file__).parent / "data" / "field"
+DATA = Path(__file__).parent / "data"
 OTHERS = {"A21", "A23"}  # the host's, tested with its readers
-CASES = [file for file in sorted(FOLDER.glob("[AB]*.json")) if file.stem not in OTHERS]
+CASES = [file for file in sorted(DATA.glob("field/[AB]*.json")) if file.stem not in OTHERS] + sorted(DATA.glob("logs/*.json"))
 NEAR = 0.02
 
 
