@@ -111,6 +111,14 @@ ARGUMENTS = (
         "argparse (exit code 2), server_args.py",
     ),
     Failure(
+        "container_not_started",
+        HOST,
+        "The container runtime did not start the server's container.",
+        "See to what its last line names: the image (pull it first), a mount, the GPUs (`nvidia-ctk`), the daemon, rights of the user.",
+        "Reading it as a failure of SGLang, which has not run.",
+        "docker-run(1) and podman-run(1): exit codes 125, 126 and 127",
+    ),
+    Failure(
         "spec_args_invalid",
         ErrorKind.CONFIG,
         "The server refused this combination of speculative arguments.",

@@ -17,7 +17,7 @@ from fleet_knowledge.nccl.failures import NCCL_FAILURES
 from fleet_protos.errors import ErrorKind
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/failures.md"
-BEYOND_WORDS = {"scheduler_died", "launch_crashed"}  # told from what is missing
+BEYOND_WORDS = {"container_not_started", "scheduler_died", "launch_crashed"}  # told from what is missing
 CASES = [
     (
         "oom_kv_cache",

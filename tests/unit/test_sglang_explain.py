@@ -56,3 +56,14 @@ def test_of_a_log_too_long_its_launch_and_its_end_are_read(log: Path) -> None:
     log.write_text(start + "RuntimeError: No CUDA GPUs are available\n".rjust(200_000) + "nothing to tell\n" * 10_000 + CRASH)
     told = read_log(log, head_bytes=4096, tail_bytes=4096)
     assert (told.failure_class, told.phase) == ("oom_kv_cache", "load_weight")
+
+
+@pytest.mark.parametrize("exit_code", [125, 126, 127])
+def test_a_container_that_never_started_is_no_failure_of_sglang(tmp_path: Path, exit_code: int) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("Trying to pull localhost/nothere:1...\nError: initializing source docker://localhost/nothere:1: connection refused\n")
+    explanation = explain(log, exit_code)
+    assert (explanation.failure_class, explanation.kind) == ("container_not_started", ErrorKind.DEPLOY_FAILED)
+    assert "nothere:1: connection refused" in explanation.cause_line
+    assert "pull it first" in explanation.hint
+    assert explain(log, 1).failure_class != "container_not_started"

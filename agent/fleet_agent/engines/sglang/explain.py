@@ -20,6 +20,8 @@ _HEAD_BYTES = 64 << 20  # of a log too long to be read while a trial waits: its 
 _TAIL_BYTES = 256 << 20
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _USAGE = 2  # argparse's
+_NO_CONTAINER = (125, 126, 127)  # docker-run(1): of the runtime itself, of a program in the image that cannot be run or is not there
+_OF_NO_CLASS = ("", "unknown", "launch_crashed")
 _SILENT_KILL = "the server got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg"
 
 
@@ -42,11 +44,18 @@ def explain(log_path: Path, exit_code: int) -> Explanation:
 
 def explained(told: Diagnosis, exit_code: int) -> Explanation:
     """The same from a log that was read already."""
+    if exit_code in _NO_CONTAINER and told.failure_class in _OF_NO_CLASS:
+        return _not_started(told)
     if told.failure_class:
         return Explanation(told.failure_class, told.kind, told.cause_line, told.cause_line, told.rank, told.hint)
     failure_class, cause = _silent(exit_code)
     failure = FAILURES.get(failure_class)
     return Explanation(failure_class, kind_of(failure_class), cause, "", "", failure.hint if failure else "")
+
+
+def _not_started(told: Diagnosis) -> Explanation:
+    failure = FAILURES["container_not_started"]
+    return Explanation(failure.name, failure.kind, told.cause_line, told.cause_line, "", failure.hint)
 
 
 def read_log(log_path: Path, head_bytes: int = _HEAD_BYTES, tail_bytes: int = _TAIL_BYTES) -> Diagnosis:
