@@ -8,36 +8,10 @@ from dataclasses import dataclass, replace
 
 from fleet_knowledge.failures import FAILURES, Failure
 from fleet_knowledge.nccl.facts import NcclFailure
-from fleet_protos.errors import ErrorKind
 
-_EXTRA = (
-    Failure(
-        "nccl_no_interface",
-        ErrorKind.CONFIG,
-        "NCCL found no network interface to meet over, or none that NCCL_SOCKET_IFNAME allows.",
-        "Set NCCL_SOCKET_IFNAME to an interface that is up and reaches the other hosts (`=eth0` is exact, a plain name is a prefix).",
-        "NCCL_IB_DISABLE: ranks meet over sockets in any case.",
-        "NCCL src/bootstrap.cc, src/transport/net_socket.cc 2.18 - 2.30",
-    ),
-    Failure(
-        "nccl_duplicate_gpu",
-        ErrorKind.CONFIG,
-        "Two ranks of one communicator use the same GPU.",
-        "Give every rank its own GPU: check CUDA_VISIBLE_DEVICES, --base-gpu-id and --gpu-id-step, and what else runs on the host.",
-        "NCCL_MULTI_RANK_GPU_ENABLE=1 for a benchmark: two ranks would share one GPU's speed.",
-        "NCCL src/init.cc 2.18 - 2.30",
-    ),
-    Failure(
-        "nccl_nvls_failed",
-        ErrorKind.DEPLOY_FAILED,
-        "NVLink SHARP memory could not be set up: the fabric manager or IMEX is not right, or the multicast memory is used up.",
-        "Check `nvidia-smi -q` (Fabric State, Status) and nvidia-fabricmanager; NCCL_NVLS_ENABLE=0 goes on without it.",
-        "Comparing with hosts where it works: they run another algorithm.",
-        "NCCL src/transport/nvls.cc 2.18 - 2.30",
-    ),
-)
-NCCL_FAILURES: Mapping[str, Failure] = {row.name: row for row in _EXTRA}
-"""Classes that only NCCL's own lines tell apart; the others that are used here are rows of `fleet_knowledge.failures`."""
+_OURS = ("nccl_no_interface", "nccl_duplicate_gpu", "nccl_nvls_failed")
+NCCL_FAILURES: Mapping[str, Failure] = {name: FAILURES[name] for name in _OURS}
+"""Classes that only NCCL's own lines tell apart; all rows are in `fleet_knowledge.failures`."""
 
 RESULTS = (
     "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage",
@@ -150,7 +124,7 @@ def result_of(text: str) -> str:
 def explain(place: int, text: str, result: str) -> NcclFailure:
     """The failure of the row at `place`, with what its line names."""
     name = SYMPTOMS[place].failure_class
-    row = NCCL_FAILURES.get(name) or FAILURES.get(name)
+    row = FAILURES.get(name)
     named, was_set, token = _NAMED.search(text), _SET.search(text), _TOKEN.search(text)
     failure = NcclFailure(
         failure_class=name,
@@ -169,6 +143,11 @@ def explain(place: int, text: str, result: str) -> NcclFailure:
 def _with_hint(failure: NcclFailure, text: str) -> NcclFailure:
     if failure.failure_class == "nccl_invalid_usage" and failure.function:
         return replace(failure, hint=_no_algorithm(failure))
+    token = _TOKEN.search(text)
+    if token:
+        unknown = f"NCCL does not know `{token['token']}` in `{token['value']}`, and refuses unknown words from 2.24 on"
+        cure = "Edit NCCL_ALGO or NCCL_PROTO, whichever has it; `fleetctl lint` knows the words of each version."
+        return replace(failure, hint=f"{unknown}. {cure}")
     cuda = _CUDA.search(text)
     if failure.failure_class == "nccl_init_failed" and cuda:
         return replace(failure, hint=_cuda(cuda["reason"]))
