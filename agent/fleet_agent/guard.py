@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from fleet_agent import evidence
 from fleet_agent.core.standstill import stall_message
+from fleet_agent.engines.sglang.explain import of_runtime
 from fleet_agent.following import LogFollower
 from fleet_agent.processes import ProcessStat, members_of, oom_kills
 from fleet_agent.supervisor import ServerProcess
@@ -114,8 +115,8 @@ class Guard:
         self._told.set()
 
     def _explained(self, what: str, member: Member | None) -> ev.ServerFailed:
-        told = self._follower.diagnose()
         exit_code = self._process.exit_code or 0
+        told = of_runtime(self._follower.diagnose(), exit_code)
         failure_class, cause = told.failure_class, told.cause_line
         if not failure_class or _only_echoes(told):
             failure_class, cause = self._silent(exit_code, member)

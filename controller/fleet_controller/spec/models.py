@@ -112,9 +112,8 @@ CPUS_PATTERN = r"^(none|auto|[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)
 _SHM_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": SHM_PATTERN}, {"type": "integer", "minimum": 1}]})
 _CPUS_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": CPUS_PATTERN}, {"type": "integer", "minimum": 0}]})
 ShmSize = Annotated[str, _matching("bad_size", SHM_PATTERN, "is no size", "write it like `32g`"), _SHM_SCHEMA]
-CpuBinding = Annotated[
-    str, _matching("bad_cpus", CPUS_PATTERN, "is neither `none` nor `auto` nor a list of CPUs", "write a list like `0-31,64-95`"), _CPUS_SCHEMA
-]
+_NO_CPUS = "is neither `none` nor `auto` nor a list of CPUs"
+CpuBinding = Annotated[str, _matching("bad_cpus", CPUS_PATTERN, _NO_CPUS, "write a list like `0-31,64-95`"), _CPUS_SCHEMA]
 
 
 class Container(Section):

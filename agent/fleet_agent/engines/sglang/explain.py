@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +13,7 @@ from fleet_knowledge.log.diagnosis import Diagnosis
 from fleet_knowledge.log.reader import LogReader
 from fleet_protos.errors import ErrorKind
 
-__all__ = ["Explanation", "explain", "explained", "kind_of", "read_log"]
+__all__ = ["Explanation", "explain", "explained", "kind_of", "of_runtime", "read_log"]
 
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 20  # of a log too long to be read while a trial waits: its launch, and what led to its end
@@ -44,8 +44,7 @@ def explain(log_path: Path, exit_code: int) -> Explanation:
 
 def explained(told: Diagnosis, exit_code: int) -> Explanation:
     """The same from a log that was read already."""
-    if exit_code in _NO_CONTAINER and told.failure_class in _OF_NO_CLASS:
-        return _not_started(told)
+    told = of_runtime(told, exit_code)
     if told.failure_class:
         return Explanation(told.failure_class, told.kind, told.cause_line, told.cause_line, told.rank, told.hint)
     failure_class, cause = _silent(exit_code)
@@ -53,9 +52,12 @@ def explained(told: Diagnosis, exit_code: int) -> Explanation:
     return Explanation(failure_class, kind_of(failure_class), cause, "", "", failure.hint if failure else "")
 
 
-def _not_started(told: Diagnosis) -> Explanation:
+def of_runtime(told: Diagnosis, exit_code: int) -> Diagnosis:
+    """What a log tells when it is that of a container runtime which started no container: its exit code says so, its words vary."""
+    if exit_code not in _NO_CONTAINER or told.failure_class not in _OF_NO_CLASS:
+        return told
     failure = FAILURES["container_not_started"]
-    return Explanation(failure.name, failure.kind, told.cause_line, told.cause_line, "", failure.hint)
+    return replace(told, failure_class=failure.name, hint=failure.hint, avoid=failure.avoid, rank="")
 
 
 def read_log(log_path: Path, head_bytes: int = _HEAD_BYTES, tail_bytes: int = _TAIL_BYTES) -> Diagnosis:
