@@ -66,18 +66,25 @@ class LogFollower:
         """Seconds that each phase took, as the log has them; for when nothing follows any more."""
         return dict(self.diagnose().phases_s)
 
-    def diagnose(self) -> Diagnosis:
-        """What the whole log comes to; for when nothing follows any more."""
-        self.read()
+    def diagnose(self, end: int | None = None) -> Diagnosis:
+        """What the log comes to, whole or up to the byte `end`; for when nothing follows any more."""
+        self.read(end)
         return self._reader.finish()
 
-    def read(self) -> Look:
-        """Take in what was added since the last call; a log that is not there is empty."""
+    def size(self) -> int:
+        """Bytes of the log now."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, end: int | None = None) -> Look:
+        """Take in what was added since the last call, at most up to the byte `end`; a log that is not there is empty."""
         grew = False
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                while piece := file.read(_PIECE_BYTES):
+                while piece := file.read(_PIECE_BYTES if end is None else max(0, min(_PIECE_BYTES, end - self._offset))):
                     self._offset += len(piece)
                     self._reader.feed(piece)
                     grew |= self._says_something_new(piece)

@@ -30,6 +30,9 @@ _STALLED = (
     "ready_timeout as well would not have helped."
 )
 
+# What gloo, NCCL and torch's store say of a peer that is gone
+_LOSS = re.compile(r"Connection (?:reset|closed)|[Rr]emote (?:worker|process)|Broken pipe|EOFError|ncclRemoteError|peer", re.I)
+
 Report = Callable[[ev.Body], None]
 
 
@@ -108,31 +111,39 @@ class Guard:
         """Only the first death is told: the others follow from it."""
         if self._is_dead:
             return
-        self._is_dead = True
-        await asyncio.sleep(_ECHO_S)
+        self._is_dead, size = True, self._follower.size()
         await self._end_following()
-        report(await asyncio.to_thread(self._explained, what, member))
+        before = await asyncio.to_thread(self._diagnosed, size)
+        if not _explains(before, member):
+            report(await asyncio.to_thread(self._silent_death, what, member))
+        else:
+            await asyncio.sleep(_ECHO_S if member else 0)  # its launcher follows it, and tells its exit code
+            report(await asyncio.to_thread(self._explained, what, member))
         self._told.set()
 
+    def _diagnosed(self, end: int | None = None) -> Diagnosis:
+        return of_runtime(self._follower.diagnose(end), self._process.exit_code or 0)
+
     def _explained(self, what: str, member: Member | None) -> ev.ServerFailed:
-        exit_code = self._process.exit_code or 0
-        told = of_runtime(self._follower.diagnose(), exit_code)
-        failure_class, cause = told.failure_class, told.cause_line
-        if not failure_class or _only_echoes(told):
-            failure_class, cause = self._silent(exit_code, member)
-        elif member is not None and exit_code:  # which of its processes ended first says nothing then
+        """The log told before the death what led to it: then which of the processes ended first says nothing."""
+        told, exit_code = self._diagnosed(), self._process.exit_code or 0
+        if not told.failure_class:
+            return self._silent_death(what, member)
+        if exit_code:
             what = f"server exited with {exit_code}"
-        failure = FAILURES.get(failure_class)
+        message = f"{what}: {told.cause_line}"
+        log_tail = evidence.tail(self._process.log)
         return ev.ServerFailed(
-            kind=kind_of(failure_class),
-            failure_class=failure_class,
-            message=f"{what}: {cause or 'its log names no cause'}",
-            exit_code=exit_code,
-            log_tail=evidence.tail(self._process.log),
-            cause_line=told.cause_line,
-            rank=told.rank or (member.rank if member else ""),
-            hint=told.hint or (failure.hint if failure else ""),
+            kind_of(told.failure_class), told.failure_class, message, exit_code, log_tail, told.cause_line, told.rank, told.hint
         )
+
+    def _silent_death(self, what: str, member: Member | None) -> ev.ServerFailed:
+        """What the others say of it afterwards only follows from it."""
+        exit_code = self._process.exit_code or 0
+        failure_class, cause = self._silent(exit_code, member)
+        failure, rank = FAILURES.get(failure_class), member.rank if member else ""
+        hint, log_tail = failure.hint if failure else "", evidence.tail(self._process.log)
+        return ev.ServerFailed(kind_of(failure_class), failure_class, f"{what}: {cause}", exit_code, log_tail, rank=rank, hint=hint)
 
     def _silent(self, exit_code: int, member: Member | None) -> tuple[str, str]:
         """(class, cause) where the log names none."""
@@ -141,9 +152,15 @@ class Guard:
             return "host_oom_kill", f"the kernel ended {kills} processes of this host for want of memory since the launch"
         if member is not None:
             return "scheduler_died", "its log names no cause, so somebody or something outside ended it"
-        return ("killed" if exit_code == _KILLED else "unknown"), ""
+        return ("killed" if exit_code == _KILLED else "unknown"), "its log names no cause"
 
 
-def _only_echoes(told: Diagnosis) -> bool:
-    """The log tells that a process was killed, and not why: SIGKILL from anyone looks as the kernel's does, which counts its own."""
-    return told.failure_class in _FOLLOWING and bool(_ECHO.search(told.cause_line))
+def _explains(told: Diagnosis, member: Member | None) -> bool:
+    """The log names a cause, and not merely the death itself or, by another rank, the loss of this one.
+
+    SIGKILL from anyone looks as the kernel's does, which counts its own.
+    """
+    if not told.failure_class or (told.failure_class in _FOLLOWING and _ECHO.search(told.cause_line)):
+        return False
+    is_loss = member is not None and told.rank != member.rank and bool(_LOSS.search(told.cause_line))
+    return not is_loss

@@ -155,7 +155,7 @@ async def test_only_the_first_death_is_told(tmp_path: Path) -> None:
         died = await server.death()
         await server.server.wait()
         await server.guard.verdict()
-    assert died.exit_code == 7
+    assert RANKS[1] in died.message
     assert not [body for body in _all(server.told) if isinstance(body, ev.ServerFailed)]
 
 
@@ -180,6 +180,18 @@ async def test_what_the_log_names_is_the_cause_and_not_the_death_that_followed(t
         assert "CUDA out of memory" in died.cause_line
         assert died.cause_line in died.message
         assert died.hint
+
+
+async def test_what_other_ranks_say_of_a_rank_that_is_gone_is_not_the_cause(tmp_path: Path) -> None:
+    async with watched(tmp_path, *RANKS) as server:
+        await server.guard.ready()
+        server.say(
+            "[2026-01-05 10:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:26838: Connection reset by peer.",
+        )
+        os.kill(server.pids[RANKS[1]], signal.SIGKILL)
+        died = await server.death()
+        assert (died.failure_class, died.rank) == ("scheduler_died", "TP1")
 
 
 async def test_a_launch_tells_its_phases_and_each_tenth_of_what_it_counts(tmp_path: Path) -> None:
