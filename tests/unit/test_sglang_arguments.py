@@ -34,10 +34,16 @@ def test_the_command_is_that_of_the_documentation() -> None:
     command = engine.command(SPEC, PLACE)
     assert command.argv == (
         *("/venv/bin/python", "-m", "sglang.launch_server"),
-        *("--model-path", "org/model", "--host", "127.0.0.1", "--port", "31234", "--tp-size", "8"),
+        *("--model-path", "org/model", "--host", "127.0.0.1", "--port", "31234", "--enable-metrics", "--tp-size", "8"),
     )
     assert command.cwd == "/nowhere"
     assert engine.url(SPEC, PLACE) == "http://127.0.0.1:31234"
+
+
+def test_metrics_are_on_unless_the_job_turns_them_off() -> None:
+    off = replace(SPEC, engine=replace(ENGINE, args={"enable_metrics": False}))
+    assert SglangEngine().command(SPEC, PLACE).argv.count("--enable-metrics") == 1
+    assert "--enable-metrics" not in SglangEngine().command(off, PLACE).argv
 
 
 def test_a_home_folder_is_resolved_wherever_a_path_can_stand() -> None:

@@ -18,6 +18,7 @@ from fleet_protos.trial import EngineSpec, TrialSpec
 HOST = "127.0.0.1"  # what is measured here is driven from here
 _OURS = ("model_path", "host", "port")
 _GANG = ("nnodes", "node_rank", "dist_init_addr")
+_UNLESS_SET = {"enable_metrics": True}  # without it /metrics is 404, and nothing tells verify steps or the window's tokens
 _SERVE = Between("0.5.5")  # `sglang serve`: not in 0.5.4.post3, in 0.5.5 - 0.5.23, by their wheels
 
 
@@ -96,5 +97,5 @@ def _server_words(engine: EngineSpec, place: Place, home: str) -> tuple[str, ...
     return (
         *("--model-path", under_home(engine.model_path, home), "--host", HOST, "--port", str(place.port)),
         *gang_words(engine.gang),
-        *words(at_home(engine.args, home)),
+        *words({**_UNLESS_SET, **at_home(engine.args, home)}),
     )
