@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,8 +227,7 @@ def _ports(made: Carried, option: Option | None) -> None:
 
 def _gpus(made: Carried, launch: Launch, environment: Environment, notes: Notes) -> None:
     made.gpu_ids = environment.gpu_ids
-    box_ids = tuple(made.box.gpus.split(",")) if made.box and re.fullmatch(r"\d+(,\d+)+", made.box.gpus) else ()
-    made.gpu_ids = made.gpu_ids or box_ids
+    made.gpu_ids = made.gpu_ids or (made.box.gpu_ids if made.box else ())
     sizes = ("tp_size", "pp_size", "dp_size")
     asked = needed_gpus(made.args) // max(made.hosts, 1)
     given = len(made.gpu_ids) or (made.box.gpu_count if made.box else None)

@@ -100,21 +100,21 @@ class _Service:
             line=image.line,
             shm_size=str(self._value.get("shm_size") or ""),
             ipc=str(self._value.get("ipc") or ""),
-            gpus=ids,
+            gpu_ids=ids,
             gpu_count=count,
             mounts=dict(self._mounts()),
             ports=dict(self._ports()),
         )
 
-    def _devices(self) -> tuple[str, int | None]:
+    def _devices(self) -> tuple[tuple[str, ...], int | None]:
         resources = mapping(mapping(mapping(self._value.get("deploy")).get("resources")).get("reservations"))
         for device in map(mapping, listing(resources.get("devices"))):
-            ids = [str(item) for item in listing(device.get("device_ids"))]
+            ids = tuple(str(item) for item in listing(device.get("device_ids")))
             count = str(device.get("count") or "")
             if ids or count:
-                return ",".join(ids) or count, len(ids) or (int(count) if count.isdecimal() else None)
+                return ids, len(ids) or (int(count) if count.isdecimal() else None)
         gpus = self._value.get("gpus")
-        return (gpus, int(gpus) if gpus.isdecimal() else None) if isinstance(gpus, str) else ("", None)
+        return (), int(gpus) if isinstance(gpus, str) and gpus.isdecimal() else None
 
     def _mounts(self) -> Iterator[tuple[str, Argument]]:
         path = (*self._path, "volumes")

@@ -101,25 +101,25 @@ def _box(image: Argument, runtime: Argument, options: Options, notes: Notes) -> 
     last = {name: value.text for name, value in options}
     name = runtime.text.rpartition("/")[2]
     gpus = last.get("gpus", "")
-    ids = re.search(r"device=([\w,.-]+)", gpus.replace('"', "")) or _cdi_ids(options)
-    gpu_count = len(ids[1].split(",")) if ids else int(gpus) if gpus.isdigit() else None
+    found = re.search(r"device=([\w,.-]+)", gpus.replace('"', ""))
+    ids = tuple(found[1].split(",")) if found else _cdi_ids(options)
     return Box(
         image=image,
         line=image.line,
         runtime="podman" if name == "podman" else "docker",
         shm_size=last.get("shm-size", ""),
         ipc=last.get("ipc", ""),
-        gpus=ids[1] if ids else gpus,
-        gpu_count=gpu_count,
+        gpu_ids=ids,
+        gpu_count=len(ids) or (int(gpus) if gpus.isdecimal() else None),
         mounts=dict(_mounts(options, notes)),
         ports=dict(_ports(options)),
     )
 
 
-def _cdi_ids(options: Options) -> re.Match[str] | None:
-    """`--device nvidia.com/gpu=0,1`, as podman takes GPUs."""
+def _cdi_ids(options: Options) -> tuple[str, ...]:
+    """`--device nvidia.com/gpu=0`, as podman takes GPUs."""
     listed = [value.text.partition("=")[2] for name, value in options if name == "device" and value.text.startswith("nvidia.com/gpu=")]
-    return re.match(r"(.+)", ",".join(listed)) if listed and "all" not in listed else None
+    return tuple(listed) if "all" not in listed else ()
 
 
 def _env(options: Options) -> Iterator[tuple[str, Argument]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.secrets import holds_secret, is_secret_name
+from fleet_controller.pasted.secrets import is_secret
 from fleet_controller.pasted.variables import Argument
 
 SECRET = "secret://"
@@ -48,7 +48,7 @@ def read_environment(env: Mapping[str, Argument], in_container: bool, notes: Not
     for name, value in env.items():
         if name in _DEVICES:
             _devices(made, name, value, notes)
-        elif is_secret_name(name) or holds_secret(value.text) or value.text.startswith(SECRET):
+        elif is_secret(name, value.text) or value.text.startswith(SECRET):
             _secret(made, name, value, notes)
         elif not in_container and not value.is_known and not _MEANT.fullmatch(name):
             message = f"{name} is left out: its value is not in the file, and SGLang reads nothing of that name"

@@ -12,14 +12,14 @@ from fleet_controller.pasted.variables import Argument
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The container that a command runs in. `mounts` and `ports` are inside → on the host; `gpus` as its runtime takes them."""
+    """The container that a command runs in. `mounts` and `ports` are inside → on the host."""
 
     image: Argument
     line: int
     runtime: str = ""
     shm_size: str = ""
     ipc: str = ""
-    gpus: str = ""
+    gpu_ids: tuple[str, ...] = ()
     gpu_count: int | None = None
     mounts: Mapping[str, Argument] = field(default_factory=dict)
     ports: Mapping[str, str] = field(default_factory=dict)

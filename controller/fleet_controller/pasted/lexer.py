@@ -109,7 +109,7 @@ class _Lexer:
         if rest == "":
             self._end_line_after_backslash(rest_end)
             return True
-        if rest[0] not in _BLANKS:
+        if rest[0] not in (*_BLANKS, "#"):
             return False
         self._tell_broken(rest.strip())
         if not rest.strip() or rest.strip().startswith("#"):

@@ -126,7 +126,6 @@ class _Container:
             image=image,
             line=image.line,
             shm_size=self._shared_memory(),
-            gpus=gpus,
             gpu_count=int(gpus) if gpus.isdecimal() else None,
             mounts=dict(self._mounts()),
             ports=self._ports(),

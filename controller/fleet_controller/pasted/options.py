@@ -90,15 +90,13 @@ def _taken(kind: str, following: Sequence[Argument]) -> int:
 
 def _named(written: str, word: Argument, notes: Notes, release: Release | None) -> str:
     short = {"-tp": "tp_size", "-dp": "dp_size", "-pp": "pp_size", "-ep": "ep_size"}
-    if written in short:
-        return short[written]
     if not written.startswith("--"):
         message = f"`{written[:60]}` is no option of SGLang: options start with `--`"
         notes.warn("unknown_argument", word.line, message, f"write -{written[:60]}")
     if "_" in written and written.startswith("--"):
         message = f"`{written[:60]}` is spelled with `_`: SGLang's command line wants `-`"
         notes.warn("argument_spelling", word.line, message, "the job file takes either; the command as pasted would be refused")
-    return spell(written, release).name
+    return short.get(written) or spell(written, release).name
 
 
 def _with_value(name: str, values: list[Argument], kind: str, written: str, notes: Notes, line: int = 0) -> Option:

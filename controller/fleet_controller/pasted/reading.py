@@ -29,7 +29,8 @@ OK, EDIT, NO_LAUNCH, BROKEN = "ok", "edit", "no_launch_command", "error"
 _READERS = {COMPOSE: starts_of_compose, MANIFEST: starts_of_manifest, DOCKERFILE: starts_of_dockerfile, UNIT: starts_of_unit}
 _EMPTY = Script((), {}, {}, ())
 _BREAKS = frozenset({"text_after_continuation", "continuation_missing", "unclosed_quote", "typographic", "several_launches"})
-_TOLD_ALREADY = frozenset({"variable_overwritten", "unexpanded_variable"})
+_TOLD_ALREADY = frozenset({"variable_overwritten", "unexpanded_variable", "nccl_host_file"})
+_OF_A_LAUNCH = _TOLD_ALREADY | {"arm_without_effect", "python_default", "nccl_bypassed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def _job_findings(job: JobText, carried: Carried, file_name: str, launch: Launch
     blank = re.compile("|".join([r"\$\{", *(rf"\${re.escape(name)}\b" for name in carried.needs)]))
     for finding in findings:
         is_asked = any(finding.key.endswith(key) for key in asked) or bool(blank.search(finding.message))
-        if not is_asked and (launch is not None or finding.severity == ERROR) and finding.code not in _TOLD_ALREADY:
+        if not is_asked and finding.code not in (_TOLD_ALREADY if launch else _OF_A_LAUNCH):
             yield replace(finding, line=_line_of(finding.key, job.places), column=0)
 
 

@@ -12,6 +12,7 @@ _NAME = re.compile(
     r"|CREDENTIALS?|AUTHORIZATION|BEARER)",
     re.IGNORECASE,
 )
+_PLAIN = re.compile(r"|true|false|yes|no|\d{1,5}|[/~.].*", re.IGNORECASE)
 _NO_SECRETS = frozenset({"PWD", "OLDPWD"})
 _OPTION = re.compile(r"(?:.*_)?(?:api_key|password|passwd|secret|(?:access|auth|hf|bearer|admin)_token|auth_key)")
 _SHAPES = re.compile(
@@ -26,6 +27,11 @@ _SHORTEST, _SURE = 4, 8  # characters: a shorter text, or a mere word (`test`, `
 def is_secret_name(name: str) -> bool:
     """True for a variable whose name says that its value is a secret."""
     return bool(_NAME.fullmatch(name)) and name not in _NO_SECRETS
+
+
+def is_secret(name: str, value: str) -> bool:
+    """True for a variable that holds a secret: by its name, unless the value is a switch, a small number or a path; or by the value."""
+    return (is_secret_name(name) and not _PLAIN.fullmatch(value)) or holds_secret(value)
 
 
 def is_secret_option(name: str) -> bool:
