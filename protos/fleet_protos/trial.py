@@ -91,6 +91,12 @@ class Gang:
     nodes: int = 0
     rank: int = 0
     init_address: str = ""
+    hold_limit_s: float = 0.0
+
+    @property
+    def is_member(self) -> bool:
+        """It holds a part of a server that another host serves."""
+        return self.rank > 0
 
 
 @dataclass(frozen=True, slots=True)

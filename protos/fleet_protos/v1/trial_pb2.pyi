@@ -398,21 +398,25 @@ class Gang(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     INIT_ADDRESS_FIELD_NUMBER: _builtins.int
+    HOLD_LIMIT_S_FIELD_NUMBER: _builtins.int
     nodes: _builtins.int
     rank: _builtins.int
     """0 serves; the others hold their part of the model"""
     init_address: _builtins.str
     """HOST:PORT of rank 0 for torch's rendezvous"""
+    hold_limit_s: _builtins.float
+    """how long a rank above 0 keeps its server without an order to end; 0 = a day"""
     def __init__(
         self,
         *,
         nodes: _builtins.int = ...,
         rank: _builtins.int = ...,
         init_address: _builtins.str = ...,
+        hold_limit_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["init_address", b"init_address", "nodes", b"nodes", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_limit_s", b"hold_limit_s", "init_address", b"init_address", "nodes", b"nodes", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

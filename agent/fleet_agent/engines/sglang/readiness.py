@@ -36,6 +36,15 @@ async def look(url: str, *, model_path: str, words: Sequence[str] = ()) -> str:
     return ""
 
 
+async def holds(url: str) -> str:
+    """Empty when a node of rank 1 and above has its part of the model: it serves nothing, and answers /health only then."""
+    try:
+        status, _ = await exchange(url, "/health")
+    except (OSError, EOFError, ValueError) as error:
+        return f"nothing answers at {url} yet ({type(error).__name__})"
+    return "" if status == 200 else f"/health answers {status}"
+
+
 async def server_info(url: str) -> dict[str, Any]:
     """/server_info. Raises ServerFailed when it cannot be had."""
     try:

@@ -49,6 +49,11 @@ class Setup:
     simulation: Simulation
 
     @property
+    def is_member(self) -> bool:
+        """Another node of the server serves; this one only says that it is there."""
+        return int(self.args["node_rank"]) > 0
+
+    @property
     def model(self) -> str:
         """The model that it says it serves."""
         return _OTHER_MODEL if self.simulation.wrong_identity else str(self.args["served_model_name"])
@@ -127,6 +132,10 @@ class Api:
     def serve(self, exchange: Exchange) -> None:
         """Answer one request, now or when its tokens are there."""
         method, path = exchange.request.method, exchange.request.path
+        if self._setup.is_member:
+            known = path in ("/ping", "/health", "/health_generate")
+            exchange.send((200 if self.ready else 503) if known else 404)
+            return
         route = (self._posts if method in ("POST", "PUT") else self._gets).get(path)
         if route is not None:
             route(exchange)

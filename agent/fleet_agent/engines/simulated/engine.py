@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from fleet_agent.engines.engine import LaunchCommand, Place
 from fleet_agent.engines.sglang import explain, proving, readiness
-from fleet_agent.engines.sglang.arguments import words
+from fleet_agent.engines.sglang.arguments import gang_words, words
 from fleet_agent.engines.sglang.binding import HostCpus, bind, choose
 from fleet_agent.engines.sglang.cpus import read_host_cpus
 from fleet_agent.engines.sglang.proving import Launched
@@ -20,7 +20,7 @@ from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial import TrialSpec
 
 _HOST = "127.0.0.1"
-_OURS = ("model_path", "host", "port", "simulation")
+_OURS = ("model_path", "host", "port", "simulation", "nnodes", "node_rank", "dist_init_addr")
 
 
 class SimulatedEngine:
@@ -42,6 +42,7 @@ class SimulatedEngine:
         argv = (
             *(*bound.prefix, sys.executable, "-m", "fleet_agent.engines.simulated.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
+            *gang_words(spec.engine.gang),
             *words(spec.engine.args),
             *("--simulation", json.dumps(knobs)),
         )
@@ -54,11 +55,15 @@ class SimulatedEngine:
 
     async def ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
+        if spec.engine.gang.is_member:
+            return await readiness.holds(url)
         passed = ("--port", str(urlsplit(url).port), *words(spec.engine.args))
         return await readiness.look(url, model_path=spec.engine.model_path, words=passed)
 
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
+        if spec.engine.gang.is_member:
+            return await proving.prove(Launched(spec, log_path, {}, {}, names_all=True), {})
         info = await readiness.server_info(url)
         return await proving.prove(Launched(spec, log_path, spec.engine.args, {}, names_all=True), info)
 

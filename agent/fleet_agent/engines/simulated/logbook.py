@@ -62,6 +62,12 @@ class Logbook:
                 self.raw(f"{place}{name} set by environment to {value}{stop}")
         self.raw(f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)")
 
+    def peer_lost(self, peer: str) -> None:
+        """What the ranks of a node say when another node has gone."""
+        place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0]"
+        self.raw(f"{place} misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer {peer}")
+        self.line("Scheduler hit an exception: RuntimeError: NCCL error: remote process exited or there was a network error (simulated)")
+
     def decode(self, *, running: int, queued: int, tokens: int, accept: tuple[float, float] | None, tok_s: float) -> None:
         """One line about the latest decode steps; `accept` is (length, rate)."""
         spec = f"accept len: {accept[0]:.2f}, accept rate: {accept[1]:.2f}, " if accept else ""

@@ -24,6 +24,7 @@ from fleet_agent.engines.simulated.api import Api, Rates, Setup
 from fleet_agent.engines.simulated.batching import Batching, Generation
 from fleet_agent.engines.simulated.http import REASONS, Connection, Request
 from fleet_agent.engines.simulated.logbook import Logbook
+from fleet_agent.engines.simulated.meeting import Meeting
 from fleet_agent.engines.simulated.model import Configuration
 from fleet_agent.engines.simulated.noise import drift_factor, launch_factor, run_factor
 from fleet_protos.trial import Simulation
@@ -81,18 +82,37 @@ class Server:
         self._alarm = Alarm(loop, self._wake)
         self._api = Api(setup, self._batching, self._submit, loop.call_later)
         self._last_line = (self._born_s, 0, 0)
-        self.stopped = loop.create_future()
+        self.stopped: asyncio.Future[int] = loop.create_future()
 
-    async def serve(self) -> None:
-        """Listen until stopped. Raises OSError when the port is taken."""
+    async def serve(self) -> int:
+        """Listen until stopped; the exit code: 0 when it was asked to end. Raises OSError when a port is taken."""
         self._log.start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
         self._on_signals()
         host, port = str(self._start.args["host"]), int(self._start.args["port"])
         listener = await self._loop.create_server(lambda: Connection(self._api.serve, self._access), host, port, backlog=2048)
         self._log.line(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit) (simulated)")
-        self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
-        await self.stopped
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(self._load())
+            code = await self.stopped
+            loading.cancel()
         listener.close()
+        return code
+
+    async def _load(self) -> None:
+        """Become ready; the nodes of a server over several hosts load together, and none outlives another."""
+        nodes = int(self._start.args["nnodes"])
+        meeting = Meeting(self._start.args) if nodes > 1 else None
+        if meeting:
+            self._log.line(f"Init torch distributed begin. (simulated: {nodes} nodes meet at {self._start.args['dist_init_addr']})")
+            await meeting.complete()
+        self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
+        if meeting:
+            self._lose(await meeting.lost())
+
+    def _lose(self, peer: str) -> None:
+        if not self.stopped.done():
+            self._log.peer_lost(peer)
+            self.stopped.set_result(1)
 
     def _on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -104,7 +124,7 @@ class Server:
             return
         self._log.line(f"{signal.Signals(number).name} received. Draining requests and shutting down...")
         if not self.stopped.done():
-            self.stopped.set_result(None)
+            self.stopped.set_result(0)
 
     def _become_ready(self) -> None:
         self._log.load(self._start.args, self._start.simulation.ready_after_s)
@@ -178,11 +198,10 @@ def main() -> int:
         return 2
     loop = new_loop()
     try:
-        loop.run_until_complete(Server(start, loop).serve())
+        return loop.run_until_complete(Server(start, loop).serve())
     except (OSError, socket.gaierror) as error:
         sys.stderr.write(f"ERROR:    {error}\n")
         return 1
-    return 0
 
 
 if __name__ == "__main__":

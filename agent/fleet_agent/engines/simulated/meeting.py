@@ -1,0 +1,59 @@
+"""Owns how the nodes of one simulated server meet, and that each notices the end of another. Knows no model and serves no request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+_AGAIN_S = 0.05
+_GO = b"all are here\n"
+
+
+class Meeting:
+    """One node's lines to the others: rank 0 listens at the address that all were given, the others connect to it."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        self._nodes, self._rank = int(args["nnodes"]), int(args["node_rank"])
+        host, _, port = str(args["dist_init_addr"] or "127.0.0.1:0").rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._joined = asyncio.Event()
+
+    async def complete(self) -> None:
+        """Returns when all nodes are there. Raises OSError when rank 0 cannot listen, EOFError when it went away meanwhile."""
+        if self._rank:
+            reader, writer = await self._reach()
+            self._lines.append((reader, writer))
+            if await reader.readline() != _GO:
+                raise EOFError("rank 0 went away")
+            return
+        listener = await asyncio.start_server(self._join, self._host, self._port)
+        while len(self._lines) < self._nodes - 1:
+            await self._joined.wait()
+            self._joined.clear()
+        listener.close()
+        for _, writer in self._lines:
+            writer.write(_GO)
+
+    async def lost(self) -> str:
+        """Returns, with the peer, when a node has gone."""
+        waiting = {asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._lines}
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for read in waiting:
+                read.cancel()
+        host, port = waiting[done.pop()].get_extra_info("peername")[:2]
+        return f"{host}<{port}>"
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._lines.append((reader, writer))
+        self._joined.set()
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while True:
+            try:
+                return await asyncio.open_connection(self._host, self._port)
+            except OSError:
+                await asyncio.sleep(_AGAIN_S)
