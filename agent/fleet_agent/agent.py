@@ -140,7 +140,7 @@ class Agent:
 
     async def _see_through(self, key: Key, runner: TrialRunner, first: ev.Body) -> None:
         try:
-            if isinstance(first, ev.TrialAccepted):
+            if isinstance(first, ev.TrialAccepted) and not runner.spec.engine.gang.is_member:
                 await self._tools.load.start(self._load_folder)  # Ray starts while the server loads
             await runner.run(first)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fleet_agent.launching import Tools, TrialServer
 from fleet_agent.load.messages import LoadRequest
 from fleet_knowledge.figures.accept import Shape
 from fleet_protos import events as ev
-from fleet_protos.errors import LoadFailed
+from fleet_protos.errors import ErrorKind, LoadFailed
 from fleet_protos.trial import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
 
 
@@ -39,6 +40,13 @@ class Errands:
             self._is_sglang = self._is_sglang or "sglang" in proved.versions
             self._shape = Shape.of({**self._spec.engine.args, **proved.effective_args})
         return proved
+
+    async def hold(self, deadline_s: float) -> ev.Body:
+        """ServerFailed when nobody said by `deadline_s` (monotonic seconds) that the gang is done; its cancel comes first."""
+        limit_s = max(0.0, deadline_s - time.monotonic())
+        await asyncio.sleep(limit_s)
+        message = f"nobody ended this part of the server within {limit_s:.0f} s, in which its lead must have come to its end"
+        return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "gang_hold_limit", message, hint="look whether the controller still runs")
 
     # Load
 

@@ -99,6 +99,7 @@ class TrialRunner:
             fx.LaunchServer: lambda launch: errands.server.launch(lambda body: self._inbox.put(body, cause), launch.witness),
             fx.AwaitReady: lambda await_ready: errands.server.await_ready(await_ready.deadline_s),
             fx.ProveConfiguration: lambda _: errands.prove(),
+            fx.HoldServer: lambda hold: errands.hold(hold.deadline_s),
             fx.WarmUp: lambda warm_up: errands.warm_up(warm_up.workload),
             fx.MeasureRun: lambda run: errands.measure(run.workload, run.index),
             fx.CollectEvidence: lambda _: errands.collect(),

@@ -31,6 +31,13 @@ class ProveConfiguration:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldServer:
+    """Keep a part of a server that another host serves, until a cancel. At `deadline_s` on the clock of `step` it ends in ServerFailed."""
+
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WarmUp:
     """Send unmeasured load. Ends in WarmedUp or LoadFailed."""
 
@@ -71,5 +78,6 @@ class CloseTrial:
 
 
 Effect = (
-    LaunchServer | AwaitReady | ProveConfiguration | WarmUp | MeasureRun | AbortLoad | CollectEvidence | StopServer | CloseTrial
+    LaunchServer | AwaitReady | ProveConfiguration | HoldServer | WarmUp | MeasureRun | AbortLoad | CollectEvidence | StopServer
+    | CloseTrial
 )  # fmt: skip

@@ -24,7 +24,7 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial import Phase
+from fleet_protos.trial import Outcome, Phase
 
 Fit = Callable[[Trial, Body], "bool | None"]
 
@@ -86,7 +86,9 @@ def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[s
 
 
 def _fits_server_failed(trial: Trial, body: Body) -> bool | None:
-    return not trial.server_failed and trial.server is not Server.STOPPING
+    """A member that was let go is no failure when its server goes the way of the lead's."""
+    let_go = trial.wanted is Wanted.STOP and trial.ending is not None and trial.ending.outcome is Outcome.OK
+    return not trial.server_failed and trial.server is not Server.STOPPING and not let_go
 
 
 def _fits_cancel(trial: Trial, body: Body) -> bool | None:

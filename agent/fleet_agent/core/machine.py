@@ -12,6 +12,7 @@ from fleet_agent.core.effects import (
     CloseTrial,
     CollectEvidence,
     Effect,
+    HoldServer,
     LaunchServer,
     MeasureRun,
     ProveConfiguration,
@@ -55,6 +56,8 @@ from fleet_protos.metrics import OUTPUT_TOK_S
 from fleet_protos.trial import EngineKind, GateEffect, Outcome, Phase, TrialSpec
 
 __all__ = ["TERMINAL", "InvalidTransition", "Trial", "accepts", "new_trial", "replay", "step"]
+
+HOLD_LIMIT_S = 86_400.0  # of a member whose controller named no limit
 
 Step = tuple[Trial, tuple[Effect, ...]]
 
@@ -144,6 +147,8 @@ def _proved(trial: Trial, body: Body, at_s: float) -> Step:
         return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gate.code, gate.message))
     if trial.witnessing:
         return replace(trial, server=Server.STOPPING), (StopServer(),)
+    if trial.spec.engine.gang.is_member:
+        return replace(trial, phase=Phase.MEASURING), (HoldServer(at_s + (trial.spec.engine.gang.hold_limit_s or HOLD_LIMIT_S)),)
     return _next_workload(replace(trial, phase=Phase.WARMING), Position())
 
 
@@ -196,6 +201,8 @@ def _server_failed(trial: Trial, body: Body, at_s: float) -> Step:
 
 def _cancel(trial: Trial, body: Body, at_s: float) -> Step:
     assert isinstance(body, CancelRequested)
+    if isinstance(trial.awaited, HoldServer):  # all that was asked of it is done
+        return _collect(replace(trial, wanted=Wanted.STOP, ending=CloseTrial(Outcome.OK)))
     message = _where(trial, body.reason or "cancelled")
     ending = CloseTrial(Outcome.CANCELLED, message=message)
     if trial.ending and trial.ending.outcome is Outcome.FAILED:

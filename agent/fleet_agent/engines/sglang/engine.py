@@ -36,6 +36,8 @@ class SglangEngine:
 
     async def ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
+        if spec.engine.gang.is_member:
+            return await readiness.holds(url)
         home = str(Path.home())
         passed = ("--port", str(urlsplit(url).port), *words(at_home(spec.engine.args, home)))
         return await readiness.look(url, model_path=under_home(spec.engine.model_path, home), words=passed)
@@ -43,8 +45,11 @@ class SglangEngine:
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info, NCCL's own words and what is installed. Raises ServerFailed when it stopped answering."""
         home = str(Path.home())
+        installed = await _installed(spec, home)
+        if spec.engine.gang.is_member:  # it has no /server_info: only the variables and what is installed can be proved
+            return await proving.prove(Launched(spec, log_path, {}, installed), {"version": installed.get("sglang", "")})
         info = await readiness.server_info(url)
-        launched = Launched(spec, log_path, at_home(spec.engine.args, home), await _installed(spec, home))
+        launched = Launched(spec, log_path, at_home(spec.engine.args, home), installed)
         return await proving.prove(launched, info)
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
