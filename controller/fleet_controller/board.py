@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from fleet_controller.core.gang import as_one, folded, member_id, place_of, to_end
 from fleet_controller.core.schedule import JobTrials, left_s
 from fleet_controller.core.state import Attempt, Trial, is_over, job_state
 from fleet_controller.report.values import JobChange, JobDetail, JobSummary, TrialStatus
@@ -15,19 +16,32 @@ from fleet_protos.trial import Outcome, Phase
 
 
 class JobOnBoard:
-    """One job and its trials by id, in plan order. Counts as it goes: a job may hold 10,000 trials, and each event asks."""
+    """One job and its trials by id, in plan order. Counts as it goes: a job may hold 10,000 trials, and each event asks.
 
-    def __init__(self, row: JobRow, trials: Iterable[Trial]) -> None:
+    `nodes` are the trials as their hosts tell them; those of a server over several hosts are one of `trials`.
+    """
+
+    def __init__(self, row: JobRow, nodes: Iterable[Trial]) -> None:
         self.row = row
         self.trials: dict[str, Trial] = {}
+        self.nodes: dict[str, Trial] = {}
         self.progress: dict[str, str] = {}  # of the trials that are launching
         self.trials_over = 0
         self._left_s: float | None = None
-        for trial in trials:
-            self.put(trial)
+        self.nodes = {node.spec.trial_id: node for node in nodes}
+        for trial in folded(self.nodes.values()):
+            self._put(trial)
 
-    def put(self, trial: Trial) -> None:
-        """A trial as it is now."""
+    def put(self, node: Trial) -> Trial:
+        """A trial, or a node of one, as it is now; the trial after it."""
+        self.nodes[node.spec.trial_id] = node
+        lead = self.nodes[place_of(node.spec.trial_id)[0]]
+        members = (member_id(lead.spec.trial_id, rank) for rank in range(1, lead.spec.engine.gang.nodes))
+        trial = as_one(lead, [self.nodes[member] for member in members])
+        self._put(trial)
+        return trial
+
+    def _put(self, trial: Trial) -> None:
         if trial.newest is None or trial.newest.phase is not Phase.LAUNCHING:
             self.progress.pop(trial.spec.trial_id, None)
         before = self.trials.get(trial.spec.trial_id)
@@ -75,14 +89,16 @@ class Board:
         self.tell()
 
     def change(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
-        """Put an attempt in its place; the trial after it, None when it is of no job here. `progress`: what its launch tells."""
+        """Put an attempt in its place; the trial after it, that of all nodes, None when it is of no job here.
+
+        `progress`: what its launch tells.
+        """
         job = self.job_of(trial_id)
         if job is None:
             return None
-        trial = job.trials[trial_id].changed(attempt)
-        if progress:
+        if progress and not place_of(trial_id)[1]:
             job.progress[trial_id] = progress
-        job.put(trial)
+        trial = job.put(job.nodes[trial_id].changed(attempt))
         self.tell()
         return trial
 
@@ -94,8 +110,8 @@ class Board:
         return [trial for trial in job.trials.values() if trial.is_active]
 
     def job_of(self, trial_id: str) -> JobOnBoard | None:
-        """The job that holds the trial."""
-        return next((job for job in self.jobs.values() if trial_id in job.trials), None)
+        """The job that holds the trial or the node."""
+        return next((job for job in self.jobs.values() if trial_id in job.nodes), None)
 
     def schedulable(self) -> Iterator[JobTrials]:
         """Open jobs as the scheduler wants them, oldest first."""
@@ -104,13 +120,24 @@ class Board:
                 yield JobTrials(job.row.job_id, tuple(job.trials.values()), job.row.cancelled)
 
     def active_on(self, host: str) -> list[tuple[JobOnBoard, Trial]]:
-        """Attempts begun on that host and not over."""
+        """Attempts begun on that host and not over, each node of a gang for itself."""
         found = []
         for job in self.jobs.values():
             if job.is_over:
                 continue
-            found += [(job, trial) for trial in job.trials.values() if trial.is_active and trial.spec.host == host]
+            found += [(job, node) for node in job.nodes.values() if node.is_active and node.spec.host == host]
         return found
+
+    def to_end(self, trial_id: str) -> str:
+        """Why a node must end because another one of its server has ended; empty while it may go on."""
+        job = self.job_of(trial_id)
+        return to_end(job.trials[place_of(trial_id)[0]]).get(trial_id, "") if job else ""
+
+    def hosts_to_end(self) -> set[str]:
+        """Where a node must end because another one has."""
+        trials = (trial for job in self.jobs.values() if not job.is_over for trial in job.trials.values())
+        ends = ((trial, to_end(trial)) for trial in trials if trial.nodes and trial.is_active)
+        return {node.spec.host for trial, end in ends for node in trial.nodes if node.spec.trial_id in end}
 
     def tell(self) -> None:
         """Wake whoever waits for a change."""
@@ -133,7 +160,7 @@ async def wait_for(change: asyncio.Event, timeout_s: float) -> None:
 
 def summary(row: JobRow, trials: Iterable[Trial]) -> JobSummary:
     """A job as it is listed."""
-    trials = list(trials)
+    trials = folded(trials)
     return _summary(row, trials, sum(is_over(trial, row.cancelled) for trial in trials))
 
 
@@ -152,7 +179,7 @@ def _summary(row: JobRow, trials: list[Trial], trials_over: int) -> JobSummary:
 
 def detail(row: JobRow, trials: Iterable[Trial]) -> JobDetail:
     """A job with all its trials."""
-    trials = list(trials)
+    trials = folded(trials)
     return JobDetail(summary(row, trials), tuple(status(trial) for trial in trials), row.yaml)
 
 

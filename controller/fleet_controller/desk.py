@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from fleet_controller.board import Board, JobOnBoard
+from fleet_controller.core.gang import folded, place_of
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos.events import Event, ServerProgressed
@@ -31,7 +32,7 @@ class Desk:
         """Put the jobs that are not over back on the board; show all in the metrics."""
         for row in await self.ask(self._store.jobs):
             trials = await self.ask(partial(self._store.outlines, row.job_id))
-            for trial in trials:
+            for trial in folded(trials):
                 if trial.newest is not None:
                     self._show(trial.spec.trial_id, trial.newest)
             if not JobOnBoard(row, trials).is_over:
@@ -52,9 +53,14 @@ class Desk:
         return await self.ask(partial(self._store.find_job, start))
 
     async def save(self, trial_id: str, attempt: Attempt) -> None:
-        """An attempt that the controller itself begins or closes."""
-        await self.ask(partial(self._store.save_attempt, trial_id, attempt))
-        self._changed(trial_id, attempt)
+        """An attempt that the controller itself closes."""
+        await self.begin([trial_id], attempt)
+
+    async def begin(self, trial_ids: Sequence[str], attempt: Attempt) -> None:
+        """One attempt of each of these nodes: of all of them or of none."""
+        await self.ask(partial(self._store.save_attempt, trial_ids, attempt))
+        for trial_id in trial_ids:
+            self._changed(trial_id, attempt)
 
     async def record(self, agent_id: str, host: str, event: Event) -> Trial | None:
         """An event that an agent told; the trial after it, None when nothing new came of it."""
@@ -82,8 +88,12 @@ class Desk:
         self._disk.shutdown()
 
     def _changed(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
-        self._show(trial_id, attempt)
-        return self.board.change(trial_id, attempt, progress)
+        trial = self.board.change(trial_id, attempt, progress)
+        if trial is not None and trial.newest is not None:
+            self._show(trial.spec.trial_id, trial.newest)
+        elif not place_of(trial_id)[1]:
+            self._show(trial_id, attempt)
+        return trial
 
     def _show(self, trial_id: str, attempt: Attempt) -> None:
         self.series.trial(f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None)

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from fleet_controller.agents import AgentClient
 from fleet_controller.board import closed, detail, look, wait_for
 from fleet_controller.core.estimate import estimate
-from fleet_controller.core.plan import make_plan, trial_spec
+from fleet_controller.core.gang import LOOPBACK, meeting_host
+from fleet_controller.core.plan import make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts, not_again
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
@@ -84,14 +85,18 @@ class Fleet:
                     await self._desk.save(end.trial_id, over)
                 for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
                     await self._begin(start)
+                for host in self._desk.board.hosts_to_end():
+                    self._names[host].give_orders()
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
                 log.warning("%s", error.message)
             await wait_for(changed, _LOOK_AGAIN_S)
 
     async def _begin(self, start: Start) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
-        await self._desk.save(start.trial_id, Attempt(start.attempt))
-        self._names[start.host].give_orders()
+        nodes = ((start.trial_id, start.host), *start.members)
+        await self._desk.begin([trial_id for trial_id, _ in nodes], Attempt(start.attempt))
+        for _, host in nodes:
+            self._names[host].give_orders()
 
     async def _last_files(self) -> None:
         try:
@@ -111,8 +116,9 @@ class Fleet:
         if plan.is_refused:
             raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
-        specs = [trial_spec(loaded.job, plan, planned, 1, job_id) for planned in plan.trials]
+        specs = [spec for planned in plan.trials for spec in trial_specs(loaded.job, plan, planned, job_id)]
         self._refuse_what_cannot_run(specs)
+        self._refuse_what_cannot_meet({(planned.host, *planned.members) for planned in plan.trials})
         row = _row(job_id, loaded, estimate(plan, loaded.job))
         await self._desk.add_job(row, [Trial(spec) for spec in specs])
         return job_id
@@ -195,6 +201,18 @@ class Fleet:
                 raise ConfigError(
                     f"variant {spec.variant} needs {spec.engine.gpus} GPUs, host {spec.host} has {room}",
                     "lower engine.gpus and the parallel sizes, or choose other hosts",
+                )
+
+
+    def _refuse_what_cannot_meet(self, gangs: Iterable[Sequence[str]]) -> None:
+        """The members of a gang connect to its lead by the address of its agent, which must be one that leads there."""
+        for lead, *members in gangs:
+            address = self._names[lead].agent.address
+            far = [host for host in members if meeting_host(self._names[host].agent.address) != LOOPBACK]
+            if far and meeting_host(address) == LOOPBACK:
+                raise ConfigError(
+                    f"host {', '.join(far)} cannot reach host {lead} by the address of its agent, {address}",
+                    "the hosts of one server meet at the first one: name its agent by an address that the others reach",
                 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fleet_controller.agents import AgentClient, AgentInfo
 from fleet_controller.board import closed, wait_for
+from fleet_controller.core.gang import place_of, placed
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.files import Files
@@ -167,10 +168,12 @@ class HostLine:
             for job, trial in self._desk.board.active_on(self.host):
                 attempt = trial.newest
                 try:
-                    if job.row.cancelled and attempt is not None:
-                        await self._cancel(trial, attempt)
+                    reason = "the job was cancelled" if job.row.cancelled else self._desk.board.to_end(trial.spec.trial_id)
+                    if reason and attempt is not None:
+                        await self._cancel(trial, attempt, reason)
                     elif attempt is not None and attempt.phase is Phase.QUEUED:
-                        await self._start(replace(trial.spec, attempt=attempt.number), attempt)
+                        lead = job.nodes[place_of(trial.spec.trial_id)[0]].spec.host
+                        await self._start(placed(trial.spec, attempt.number, self._names[lead].agent.address), attempt)
                 except (HostUnreachable, Conflict) as error:
                     log.info("%s: %s", trial.spec.trial_id, error.message)
                     asyncio.get_running_loop().call_later(_AGAIN_S, self._orders.set)
@@ -190,9 +193,9 @@ class HostLine:
             kind = ErrorKind.BUG if error.exit_code == error.exit_code.BUG else ErrorKind.CONFIG
             await self._desk.save(spec.trial_id, closed(attempt, kind, "refused_by_agent", error.message, time.time_ns()))
 
-    async def _cancel(self, trial: Trial, attempt: Attempt) -> None:
+    async def _cancel(self, trial: Trial, attempt: Attempt, reason: str) -> None:
         """Ask the agent to end it. One that it does not know and of which no event came never began: it ends here."""
-        if await self.agent.cancel(trial.spec.trial_id, attempt.number, "the job was cancelled") or attempt.phase is not Phase.QUEUED:
+        if await self.agent.cancel(trial.spec.trial_id, attempt.number, reason) or attempt.phase is not Phase.QUEUED:
             return
         now = next((now for _, now in self._desk.board.active_on(self.host) if now.spec.trial_id == trial.spec.trial_id), None)
         if now is not None and now.newest == attempt:

@@ -112,7 +112,7 @@ def test_a_job_and_its_trials_come_back_as_they_were_put_in(store: Store, addres
 
 
 def test_an_outline_is_the_trial_without_what_is_launched(store: Store) -> None:
-    store.save_attempt(SPECS[1].trial_id, Attempt(1, phase=Phase.MEASURING))
+    store.save_attempt([SPECS[1].trial_id], Attempt(1, phase=Phase.MEASURING))
     whole, outlines = store.trials("job-1"), store.outlines("job-1")
     assert [trial.attempts for trial in outlines] == [trial.attempts for trial in whole]
     for field in ("trial_id", "job_id", "variant", "host", "block"):
@@ -166,8 +166,8 @@ def test_artifacts_are_owed_until_they_were_fetched(store: Store) -> None:
 
 
 def test_an_attempt_is_written_and_written_over(store: Store) -> None:
-    store.save_attempt(SPECS[1].trial_id, Attempt(1))
-    store.save_attempt(SPECS[1].trial_id, Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG))
+    store.save_attempt([SPECS[1].trial_id], Attempt(1))
+    store.save_attempt([SPECS[1].trial_id], Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG))
     assert [trial.attempts for trial in store.trials("job-1")] == [
         (), (Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG),),
     ]  # fmt: skip

@@ -28,7 +28,7 @@ def gpu_hours(plan: Plan, job: Job) -> float:
     if job.engine.kind == EngineKind.SIMULATED:
         return 0.0
     seconds = ((trial, trial_seconds(trial, job) + _witness_s(plan, job, trial)) for trial in plan.trials)
-    return sum(trial.variant.engine.gpus * taken_s for trial, taken_s in seconds) / 3600
+    return sum(trial.variant.engine.gpus * (1 + len(trial.members)) * taken_s for trial, taken_s in seconds) / 3600
 
 
 def trial_seconds(trial: PlannedTrial, job: Job) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fleet_controller.core.gang import hold_limit_s, member_specs
 from fleet_controller.core.job import Job, Level
 from fleet_controller.core.proof import wants_witness
 from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding, has_errors
@@ -34,12 +35,18 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """One launch to do: the `order`-th of the plan on its host, both counted from 1."""
+    """One launch to do: the `order`-th of the plan on its host, both counted from 1. `members`: the other hosts of its server."""
 
     host: str
     block: int
     order: int
     variant: Variant
+    members: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the plan's JSON."""
+        own = {"host": self.host, "block": self.block, "order": self.order, "variant": self.variant.name}
+        return {**own, "members": list(self.members)} if self.members else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,7 @@ class Plan:
             "seed": self.seed,
             "variants": [_variant_json(variant) for variant in self.variants],
             "workloads": list(self.workloads),
-            "trials": [
-                {"host": trial.host, "block": trial.block, "order": trial.order, "variant": trial.variant.name} for trial in self.trials
-            ],
+            "trials": [trial.to_json() for trial in self.trials],
             "findings": [finding.to_json() for finding in self.findings],
         }
 
@@ -121,12 +126,19 @@ def blocks_of(job: Job) -> int:
 
 
 def _trials(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iterator[PlannedTrial]:
-    for position, host in enumerate(hosts):
+    gangs = gangs_of(job, hosts)
+    for position, (host, *members) in enumerate(gangs):
         order = itertools.count(1)
         for block in range(1, blocks_of(job) + 1):
-            if job.hosts.every_host or (block - 1) % len(hosts) == position:
+            if job.hosts.every_host or (block - 1) % len(gangs) == position:
                 for variant in _block_order(job.measure.seed, host, block, variants):
-                    yield PlannedTrial(host, block, next(order), variant)
+                    yield PlannedTrial(host, block, next(order), variant, tuple(members))
+
+
+def gangs_of(job: Job, hosts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The hosts in their order, as many together as one server takes: one each, or `engine.nodes`. What is left over is in none."""
+    nodes = max(job.engine.gang.nodes, 1)
+    return [tuple(hosts[first : first + nodes]) for first in range(0, len(hosts) - nodes + 1, nodes)]
 
 
 def _block_order(seed: int, host: str, block: int, variants: Sequence[Variant]) -> list[Variant]:
@@ -171,10 +183,13 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
         simulation = replace(simulation, **level.simulation)
     args = {name: value for name, value in args.items() if value is not None}
     kept_env = {name: value for name, value in env.items() if value is not None}
-    nodes = max(job.engine.gang.nodes, 1)
-    needed = -(-needed_gpus(args) // nodes)
+    needed = _gpus_of_a_host(job, args)
     gpus = needed if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
     return replace(job.engine, args=args, env=kept_env, simulation=simulation, gpus=gpus)
+
+
+def _gpus_of_a_host(job: Job, args: Mapping[str, Any]) -> int:
+    return -(-needed_gpus(args) // max(job.engine.gang.nodes, 1))
 
 
 def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
@@ -210,7 +225,7 @@ def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
     if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
         return
     for variant in variants:
-        needed = needed_gpus(variant.engine.args)
+        needed = _gpus_of_a_host(job, variant.engine.args)
         if needed != job.gpus:
             message = f"engine.gpus is {job.gpus}, but the arguments of `{variant.name}` take {needed} (tp_size × pp_size × dp_size)"
             yield job.finding("gpus_mismatch", WARNING, "engine.gpus", message, f"write gpus: {needed}, or leave it out")
@@ -220,11 +235,24 @@ def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
 def _size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iterator[Finding]:
     if not hosts:
         yield job.finding("no_hosts", ERROR, "hosts", "no host matches: nothing would run", "`fleetctl hosts ls` shows names and labels")
-    count = len(variants) * blocks_of(job) * (len(hosts) if job.hosts.every_host else 1)
+    gangs = gangs_of(job, hosts)
+    if hosts and job.engine.gang.nodes > 1:
+        yield from _gang_findings(job, hosts, gangs)
+    count = len(variants) * blocks_of(job) * (len(gangs) if job.hosts.every_host else 1)
     if count > MOST_TRIALS:
         message = f"the plan has {count} trials, more than {MOST_TRIALS}"
         hint = "ask for fewer launches, levels or hosts, or for `placement: any_host`"
         yield job.finding("too_many_trials", ERROR, "measure.launches", message, hint)
+
+
+def _gang_findings(job: Job, hosts: Sequence[str], gangs: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+    nodes = job.engine.gang.nodes
+    if not gangs:
+        message = f"one server takes {nodes} hosts, and there {'is' if len(hosts) == 1 else 'are'} {len(hosts)}: {', '.join(hosts)}"
+        yield job.finding("too_few_hosts", ERROR, "engine.nodes", message, "choose more hosts, or lower nodes")
+    elif left := hosts[len(gangs) * nodes :]:
+        message = f"{', '.join(left)} is left over: each server takes {nodes} hosts"
+        yield job.finding("hosts_left_over", WARNING, "engine.nodes", message, f"choose a multiple of {nodes} hosts")
 
 
 def trial_id(job_id: str, plan: Plan, planned: PlannedTrial) -> str:
@@ -239,14 +267,16 @@ def _safe(host: str) -> str:
 
 
 def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
-    """True for the first trial of each variant on each host, where the job's mode of proof asks for it."""
+    """True for the first trial of each variant on each host, where the job's mode of proof asks for it. A gang has none."""
+    if planned.members:
+        return False
     first = 1 if job.hosts.every_host else plan.hosts.index(planned.host) + 1
     return planned.block == first and wants_witness(job, planned.variant.engine)
 
 
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
-    """What an agent needs to carry out `planned`; `attempt` counts from 1."""
-    return TrialSpec(
+    """What an agent needs to carry out `planned`; `attempt` counts from 1. Of a gang it is the lead's; `member_specs` gives the others."""
+    spec = TrialSpec(
         trial_id=trial_id(job_id, plan, planned),
         attempt=attempt,
         job_id=job_id,
@@ -260,3 +290,13 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
         measure=job.measure,
         witness=has_witness(job, plan, planned),
     )
+    if not planned.members:
+        return spec
+    gang = replace(spec.engine.gang, hold_limit_s=hold_limit_s(spec))
+    return replace(spec, engine=replace(spec.engine, gang=gang))
+
+
+def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tuple[TrialSpec, ...]:
+    """The first attempt as each of its hosts carries it out, the one that serves first."""
+    lead = trial_spec(job, plan, planned, 1, job_id)
+    return (lead, *member_specs(lead, planned.members))

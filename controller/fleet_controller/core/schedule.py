@@ -22,11 +22,12 @@ class JobTrials:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin this attempt of this trial on its host."""
+    """Begin this attempt of this trial on its host, and together with it that of each other node: (trial id, host)."""
 
     trial_id: str
     attempt: int
     host: str
+    members: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,27 @@ def _not_again(trials: Sequence[Trial]) -> Iterator[NotAgain]:
 def next_starts(jobs: Iterable[JobTrials], connected: Iterable[str], now_unix_ns: int) -> tuple[Start, ...]:
     """What to begin now: at most one on each connected host that has nothing active. `jobs` are oldest first.
 
-    A second trial would share the host's CPUs and links and so disturb the first one's numbers, even on other GPUs.
+    A second trial would share the host's CPUs and links and so disturb the first one's numbers, even on other GPUs. A server over several
+    hosts begins when all are free; until then it keeps those that are, so that no flow of smaller trials holds it up for ever.
     """
-    jobs = list(jobs)
-    busy = {trial.spec.host for job in jobs for trial in job.trials if trial.is_active}
-    starts: dict[str, Start] = {}
-    free = set(connected) - busy
+    jobs, connected = list(jobs), set(connected)
+    free = connected - {host for job in jobs for trial in job.trials if trial.is_active for host in trial.hosts}
+    starts = []
     for trial in _waiting(jobs):
-        host = trial.spec.host
-        if host in free and host not in starts and pause_left_s(trial, now_unix_ns) <= 0:
-            starts[host] = Start(trial.spec.trial_id, len(trial.attempts) + 1, host)
-    return tuple(starts.values())
+        hosts = set(trial.hosts)
+        if not free:
+            break
+        if free.isdisjoint(hosts) or not connected.issuperset(hosts) or pause_left_s(trial, now_unix_ns) > 0:
+            continue
+        if free.issuperset(hosts):
+            starts.append(_start(trial))
+        free -= hosts
+    return tuple(starts)
+
+
+def _start(trial: Trial) -> Start:
+    members = tuple((node.spec.trial_id, node.spec.host) for node in trial.nodes[1:])
+    return Start(trial.spec.trial_id, len(trial.attempts) + 1, trial.spec.host, members)
 
 
 def pause_left_s(trial: Trial, now_unix_ns: int) -> float:

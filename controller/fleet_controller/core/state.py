@@ -40,10 +40,16 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A planned trial and its attempts so far, oldest first."""
+    """A planned trial and its attempts so far, oldest first. `nodes`: lead and members where its server is on several hosts."""
 
     spec: TrialSpec
     attempts: tuple[Attempt, ...] = ()
+    nodes: tuple[Trial, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts that it takes, the one that serves first."""
+        return tuple(node.spec.host for node in self.nodes) or (self.spec.host,)
 
     @property
     def newest(self) -> Attempt | None:

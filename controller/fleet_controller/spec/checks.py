@@ -157,7 +157,6 @@ _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     checks_arguments.check_variables,
     checks_nccl.check_variables,
     checks_launch.check_container,
-    checks_launch.check_nodes,
     checks_launch.check_secrets,
     check_unfilled,
     _baseline_names,

@@ -1,4 +1,4 @@
-"""Owns the rules about how a server is launched: container, entry point, hosts of one server, secrets. Launches nothing."""
+"""Owns the rules about how a server is launched: container, entry point, secrets. Launches nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import WARNING, Finding
 from fleet_controller.spec.reading import Reading
 
-_OF_SGLANG = ("container", "entry", "nodes")
+_OF_SGLANG = ("container", "entry")
 _SCHEME = "secret://"
 _REFERENCE = re.compile(r"secret://[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NAMED_SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE)
@@ -48,14 +48,6 @@ def _mounts(reading: Reading) -> Iterator[Finding]:
         elif not bare.startswith(("/", "~/")) or any(mark in f"{inside}{bare}" for mark in ',:"\n'):
             message = f"`{outside[:80]}` is no path of the host that can be mounted"
             yield reading.finding("bad_mount", (*path, inside), message, "write it from `/` or `~/` on, with `:ro` to protect it")
-
-
-def check_nodes(reading: Reading) -> Iterator[Finding]:
-    """Servers over several hosts, which agents can launch and no plan places yet."""
-    path: Path = ("engine", "nodes")
-    if reading.is_sound(path) and reading.job.engine.nodes > 1 and reading.job.engine.kind == "sglang":
-        message = "a server over several hosts is not placed yet: every trial runs on one host"
-        yield reading.finding("gang_not_placed", path, message, "remove it, or measure that server as kind: external")
 
 
 def check_secrets(reading: Reading) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.exc import OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
+from fleet_controller.core.gang import as_one, member_id
 from fleet_controller.core.state import Attempt, Trial, after
 from fleet_controller.store import tables as t
 from fleet_controller.store.schema import connect
@@ -122,20 +123,23 @@ class Store:
             return _with_attempts(connection, job_id, (TrialSpec(**row) for row in rows))
 
     def find_trial(self, trial_id: str) -> Trial:
-        """One trial with its attempts. Raises NotFound when there is none."""
+        """One trial with its attempts, of all its nodes together, or a node by its own id. Raises NotFound when there is none."""
         with self._reading() as connection:
             spec = connection.execute(select(t.trials.c.spec).where(t.trials.c.trial_id == trial_id)).scalar()
             if spec is None:
                 raise NotFound(f"there is no trial {trial_id!r}", "`fleetctl show JOB` lists the trials of a job")
             query = select(t.attempts).where(t.attempts.c.trial_id == trial_id).order_by(t.attempts.c.attempt)
-            return Trial(_spec(spec), tuple(_attempt(row) for row in connection.execute(query).mappings()))
+            found = Trial(_spec(spec), tuple(_attempt(row) for row in connection.execute(query).mappings()))
+        nodes = 0 if found.spec.engine.gang.is_member else found.spec.engine.gang.nodes
+        return as_one(found, [self.find_trial(member_id(trial_id, rank)) for rank in range(1, nodes)])
 
     # Attempts
 
-    def save_attempt(self, trial_id: str, attempt: Attempt) -> None:
-        """Write an attempt as it is now: begun by the scheduler, or closed because its agent is gone."""
+    def save_attempt(self, trial_ids: Sequence[str], attempt: Attempt) -> None:
+        """Write an attempt of each as it is now: begun by the scheduler, or closed because its agent is gone."""
         with self._writing() as connection:
-            _write_attempt(connection, trial_id, attempt)
+            for trial_id in trial_ids:
+                _write_attempt(connection, trial_id, attempt)
 
     # Events
 

@@ -1,0 +1,182 @@
+"""A simulated server over two hosts, each with a real agent: all of it runs or none, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fleet_agent.processes import read_stat
+from fleet_controller.fleet import Fleet
+from fleet_controller.report.values import JobDetail
+from fleet_controller.spec.findings import JobRejected
+from fleet_controller.working import working
+from fleet_protos import events as ev
+from fleet_protos.errors import ErrorKind
+from fleet_protos.sockets import listen_address
+from fleet_protos.trial import Outcome, Phase
+
+JOB = """\
+apiVersion: benchfleet/v1
+kind: Job
+name: gang
+model: {{path: sim/kimi}}
+engine: {{kind: simulated, nodes: 2, gpus: 8, args: {{tp_size: 16}}, simulation: {{time_scale: 50}}, stop_timeout: 1s{engine}}}
+workloads: {{single: {{concurrency: 1, prompts: builtin:chat, output_tokens: {tokens}}}}}
+measure: {{launches: 1, runs: {{min: 2, max: 2}}}}
+"""
+LIMIT_S = 30.0
+LONG = 200_000  # tokens: a load of these does not end by itself here
+SOON_S = 10.0
+
+
+@contextmanager
+def agent(state: Path, host: str, secrets: str = "") -> Iterator[str]:
+    state.mkdir()
+    (state / "secrets").write_text(secrets)
+    (state / "secrets").chmod(0o600)
+    env = {**os.environ, "BENCHFLEET_SECRETS": str(state / "secrets")}
+    argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", host, "--gpus", "0"]
+    with (state / "log").open("ab") as log:
+        process = subprocess.Popen(argv, stderr=log, start_new_session=True, env=env)
+    address = listen_address(state, "agent")
+    try:
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(timeout=30)
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=60)
+    assert code == 0, (state / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    root = tmp_path_factory.mktemp("gang")
+    with agent(root / "a", "host-a", "only_a=1\n") as first, agent(root / "b", "host-b") as second:
+        yield [first, second]
+
+
+@pytest.fixture
+async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with working(tmp_path / "controller", agents) as here:
+        yield here.fleet
+
+
+async def submit(fleet: Fleet, *, tokens: int = 40, engine: str = "") -> tuple[str, str, str]:
+    """(job, lead, member)."""
+    job_id = await fleet.submit(JOB.format(tokens=tokens, engine=engine), "job.yaml")
+    (trial,) = (await fleet.job(job_id)).trials
+    return job_id, trial.trial_id, f"{trial.trial_id}_n1"
+
+
+async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
+    async with asyncio.timeout(limit_s):
+        async for _ in fleet.watch(job_id):
+            detail = await fleet.job(job_id)
+            if wanted(detail):
+                return detail
+    return await fleet.job(job_id)
+
+
+def is_at(phase: Phase, attempt: int = 1) -> Callable[[JobDetail], bool]:
+    return lambda detail: (detail.trials[0].attempt, detail.trials[0].phase) == (attempt, phase)
+
+
+async def bodies(fleet: Fleet, trial_id: str, attempt: int, kind: type) -> list:
+    detail = await fleet.trial(trial_id, attempt, with_log=False)
+    return [event.body for event in detail.events if isinstance(event.body, kind)]
+
+
+async def assert_nothing_left(fleet: Fleet, trial_id: str, attempt: int) -> None:
+    for launched in await bodies(fleet, trial_id, attempt, ev.ServerLaunched):
+        stat = read_stat(launched.pid)
+        assert stat is None or not stat.alive
+    assert all(not stopped.left_over for stopped in await bodies(fleet, trial_id, attempt, ev.ServerStopped))
+
+
+async def kill(fleet: Fleet, trial_id: str, attempt: int = 1) -> None:
+    (launched,) = await bodies(fleet, trial_id, attempt, ev.ServerLaunched)
+    os.kill(launched.pid, signal.SIGKILL)
+
+
+async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: Fleet) -> None:
+    job_id, lead, member = await submit(fleet)
+    detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+    assert (detail.job.state, detail.job.trials, [trial.message for trial in detail.trials]) == ("done", 1, [""])
+    assert {run.trial_id for run in (await fleet.results(job_id)).runs} == {lead}
+    words = [(await bodies(fleet, node, 1, ev.ServerLaunched))[0].argv for node in (lead, member)]
+    place = [argv[argv.index("--nnodes") : argv.index("--nnodes") + 6] for argv in words]
+    assert [argv[:4] for argv in place] == [("--nnodes", "2", "--node-rank", rank) for rank in "01"]
+    assert place[0][5] == place[1][5]
+    for node in (lead, member):
+        await assert_nothing_left(fleet, node, 1)
+
+
+async def test_a_member_proves_the_variables_on_its_own_host(fleet: Fleet) -> None:
+    job_id, _, member = await submit(fleet, engine=", env: {NCCL_PROTO: LL}")
+    await until(fleet, job_id, lambda detail: detail.job.is_over)
+    (proved,) = await bodies(fleet, member, 1, ev.ConfigurationProved)
+    assert (proved.env["NCCL_PROTO"], proved.gates) == ("LL", ())
+
+
+async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_tried_again(fleet: Fleet) -> None:
+    job_id, lead, member = await submit(fleet, tokens=LONG)
+    await until(fleet, job_id, is_at(Phase.WARMING))
+    await kill(fleet, member)
+    await until(fleet, job_id, is_at(Phase.WARMING, attempt=2), SOON_S)
+    first = (await fleet.trial(lead, 1, with_log=False)).status
+    assert (first.outcome, first.kind, first.failure_class) == (Outcome.FAILED, ErrorKind.SERVER_EXITED, "killed")
+    assert first.message.startswith("node 1 on host host-b: ")
+    for node in (lead, member):
+        await assert_nothing_left(fleet, node, 1)
+    first_place, second_place = [(await bodies(fleet, lead, number, ev.ServerLaunched))[0].argv for number in (1, 2)]
+    assert first_place != second_place
+    await fleet.cancel(job_id)
+    await until(fleet, job_id, lambda detail: detail.job.is_over)
+
+
+async def test_a_lead_that_is_killed_ends_its_members(fleet: Fleet) -> None:
+    job_id, lead, member = await submit(fleet, tokens=LONG)
+    await until(fleet, job_id, is_at(Phase.WARMING))
+    await kill(fleet, lead)
+    await until(fleet, job_id, is_at(Phase.WARMING, attempt=2), SOON_S)
+    first = (await fleet.trial(lead, 1, with_log=False)).status
+    assert (first.outcome, first.failure_class) == (Outcome.FAILED, "killed")
+    await assert_nothing_left(fleet, member, 1)
+    await fleet.cancel(job_id)
+    await until(fleet, job_id, lambda detail: detail.job.is_over)
+
+
+async def test_a_cancel_ends_all_nodes(fleet: Fleet) -> None:
+    job_id, lead, member = await submit(fleet, tokens=LONG)
+    await until(fleet, job_id, is_at(Phase.WARMING))
+    assert await fleet.cancel(job_id) == 1
+    detail = await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+    assert (detail.job.state, detail.trials[0].outcome) == ("cancelled", Outcome.CANCELLED)
+    for node in (lead, member):
+        await assert_nothing_left(fleet, node, 1)
+
+
+async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fleet: Fleet) -> None:
+    job_id, lead, member = await submit(fleet, engine=", env: {HF_TOKEN: 'secret://only_a'}")
+    detail = await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+    (trial,) = detail.trials
+    assert (detail.job.state, trial.attempt, trial.kind) == ("failed", 1, ErrorKind.CONFIG)
+    assert trial.message.startswith("node 1 on host host-b: ") and "only_a" in trial.message
+    for node in (lead, member):
+        await assert_nothing_left(fleet, node, 1)
+
+
+async def test_one_host_alone_is_refused(agents: list[str], tmp_path: Path) -> None:
+    async with working(tmp_path / "controller", agents[:1]) as here:
+        with pytest.raises(JobRejected, match="one server takes 2 hosts, and there is 1: host-a"):
+            await submit(here.fleet)
