@@ -161,3 +161,8 @@ def test_columns_read_a_line_as_words_do(before: str) -> None:
             slow.graph,
             slow.columns,
         )
+
+
+def test_a_number_beyond_belief_is_no_number_however_often_it_comes() -> None:
+    line = f"[2026-04-20 11:00:00 TP0] Decode batch, #running-req: 1{'0' * 20}, #token: 9, gen throughput (token/s): 5.00, #queue-req: 0"
+    assert [told(line, line)["decode"] for _ in range(2)] == [{}, {}]

@@ -40,9 +40,10 @@ class _Numbers(dict[bytes, float]):
     """What a token is as a number, each read once. Raises ValueError for one that is none."""
 
     def __missing__(self, token: bytes) -> float:
-        self[token] = value = float(token)
+        value = float(token)
         if value >= LARGEST:
             raise ValueError(token)
+        self[token] = value
         return value
 
 

@@ -26,6 +26,7 @@ _WRAPPERS = tuple(
     )
 )
 _MAX_WRAPPERS = 4
+_CENTURIES = ("19", "20")
 _RANKS = r"(?: [A-Z][A-Z_]*\d+)*"
 _STAMP = re.compile(rf"\[(?:(?P<date>\d{{4}}-\d\d-\d\d)[ T])?(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{{1,9}})?(?P<rank>{_RANKS})(?: [\w.-]+)?\] ?")
 _GPU_STAMP = re.compile(r"\[gpu=(\d+)\] ?")  # up to 0.2
@@ -74,15 +75,20 @@ class Line:
 def read_lines(raw: bytes) -> Iterator[Line]:
     """The messages of a physical line, in order; undecodable bytes are replaced."""
     text, source, time = unwrap(raw.decode("utf-8", "replace"))
-    pieces = _SECOND.split(text) if _SECOND.search(text) else [text]
-    pieces = [piece for piece in pieces if piece] or [""]
+    may_hold_two = text.find(":", 0, 400) >= 0 and (text.find("[", 1) > 0)
+    pieces = [piece for piece in _SECOND.split(text) if piece] if may_hold_two else [text]
+    pieces = pieces or [""]
     for index, piece in enumerate(pieces):
         yield _read(piece, source, time, torn=index < len(pieces) - 1)
 
 
 def unwrap(text: str) -> tuple[str, str, str]:
     """(what the process itself wrote, name of the process or container, time of the collector); the last two may be empty."""
-    text = _ANSI.sub("", text).replace("\x00", "").rstrip()
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    text = text.replace("\x00", "").rstrip()
+    if text[:1] == "[" and text[1:3] in _CENTURIES:  # the server's own stamp: nothing is before it
+        return text, "", ""
     if text.startswith('{"log":'):
         text = _docker_json(text)
     source = time = ""

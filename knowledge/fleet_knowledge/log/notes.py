@@ -215,7 +215,7 @@ NOTES = (
         "benchfleet",
     ),
 )
-_TELLTALES = (
+TELLTALES = (
     "allreduce", "speculative", "equests", "jit", "deepgemm", "p2p", "retract", "graph", "overlap", "weights", "params_dict",
     "default", "config file", "nput", "exception in asgi", "internal server", "invalid request", "watchdog", "deprecated", "simulat",
     "rlimit", "compil", "autotun",
@@ -225,7 +225,7 @@ _TELLTALES = (
 def note_of(text: str) -> tuple[Note, Mapping[str, str]] | None:
     """The first row whose words are in this message, with the details that it names."""
     lowered = text.lower()
-    if text.startswith(("server_args=", " ")) or not any(word in lowered for word in _TELLTALES):
+    if text.startswith(("server_args=", " ")) or not any(map(lowered.__contains__, TELLTALES)):
         return None
     for note in NOTES:
         if found := note.words.search(text):

@@ -64,7 +64,11 @@ _MARKERS = (
     _marker(HTTP_BIND, _MARK, r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn running", "uvicorn"),
     _marker(READY, _MARK, r"The server is fired up and ready to roll!", "http_server.py, 0.2 - 0.5.23"),
 )
-_ANY = re.compile("|".join(marker.words.pattern.replace("^", "") for marker in _MARKERS))
+TELLTALES = (
+    "server_args=", "Init torch", "Init parallel", "Load weight", "Cache is allocated", "Memory p", "Captur", "DeepGEMM", "lash",
+    "Started server", "startup", "Uvicorn", "fired up", "% Completed", "%|",
+)  # fmt: skip
+"""Every line that moves a launch holds one of these."""
 _ELAPSED = re.compile(r"\b(?:elapsed=|Time elapsed: )([\d.]{1,12}) ?s")
 _TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")  # from 0.5.13: what the engine itself measured
 _TIMING = re.compile(r"(\w+)=(?:([\d.]{1,12})|\{([^}]*)\})")
@@ -108,7 +112,7 @@ class Launch:
             return self._count(line.text)
         if line.text.startswith("Engine startup timings"):
             return self._timings(line.text)
-        if not _ANY.search(line.text):
+        if not any(map(line.text.__contains__, TELLTALES)):
             return False
         marker = next((marker for marker in _MARKERS if marker.words.search(line.text)), None)
         if marker:

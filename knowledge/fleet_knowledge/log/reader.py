@@ -28,10 +28,12 @@ _LOOKS = 64  # at lines of one shape that tell of trouble: the next ones tell no
 _NUMBERS_MATTER = re.compile(rb"[Ee]rror \d|[Ee]rror: \d|exit(?:ed)?\W|[Ee]xit code|[Xx]id|rc=|signal|timeout|status")
 _BAR = re.compile(rb"%\|| Completed \|")
 _NCCL = re.compile(rb"N?CCL|^(?:HIP|ROCm) version|^Hostname +:|^Librccl")
+_REQUEST_LOGS = (b"Receive: obj=", b"Finish: obj=")  # with the texts of requests, each of a shape of its own
 _HEALTH = re.compile(rb'"GET /health(?:_generate)?[^"]*" (\d\d\d)')
 _ACCESS = re.compile(rb'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS) /[^"]*" (\d\d\d) [A-Z]')
-# Pointers and counters of NCCL's call lines: no two lines are equal with them, and nobody reads them
-_POINTERS = re.compile(rb"\b(opCount |sendbuff |recvbuff |stream |acc |workFifo\w* )(?:0x)?[0-9a-f]+")
+# Pointers, counters and ids: no two lines are equal with them, and nobody reads them
+_CALL_IDS = re.compile(rb"(?<=opCount )[0-9a-f]+|0x[0-9a-f]+")
+_IDS = re.compile(rb"[0-9a-f]{8,}")
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class LogReader:
     def _take_known(self, lines: Sequence[bytes], shapes: Sequence[bytes]) -> int:
         """How many lines were taken: not all when the actions were forgotten on the way."""
         counted, limit, generation = self._batches, self._read + _WAITING, self._generation
-        skip, again, layout = _SKIP, _AGAIN, Layout
+        skip, again, layout, nccl_line, nccl = _SKIP, _AGAIN, Layout, _NCCL_LINE, self._nccl
         for index, action in enumerate(map(self._actions.get, shapes)):
             if action is skip:
                 continue
@@ -153,6 +155,9 @@ class LogReader:
                     continue
                 self._batches = counted
                 self._flush()
+            elif action is nccl_line and raw in nccl:
+                nccl[raw] += 1
+                continue
             elif action is None or action is again:
                 self._batches = counted
                 self._look(raw, shapes[index])
@@ -180,54 +185,55 @@ class LogReader:
 
     def _look(self, raw: bytes, shape: bytes) -> None:
         """Word by word, and whether lines of this shape must be read so again."""
-        known = len(shape) <= _LONGEST_SHAPE
-        if known and len(self._actions) >= _SHAPES:
+        raw, shape = _without_ids(raw, shape)
+        action = self._actions.get(shape)
+        if action is None:
+            self._make_room()
+            action = self._simple(raw)
+            if action is not None and len(shape) <= _LONGEST_SHAPE:
+                self._actions[shape] = action
+        if action is None or isinstance(action, _LookAgain):
+            self._look_again(raw, shape)
+        elif isinstance(action, Layout):
+            action.raws.append(raw)
+            action.at.append(self._batches)
+            self._batches += 1
+        else:
+            self._act(action, raw)
+
+    def _look_again(self, raw: bytes, shape: bytes) -> None:
+        dull, numbers_matter = self._read_words(raw), bool(_NUMBERS_MATTER.search(raw))
+        if len(shape) > _LONGEST_SHAPE:
+            return
+        if shape not in self._actions:
+            self._actions[shape] = _SKIP if dull and not numbers_matter else _AGAIN
+        elif not dull:
+            self._looks[shape] = looks = self._looks.get(shape, 0) + 1
+            if looks >= _LOOKS and not numbers_matter and not self._story.moves(raw):
+                self._actions[shape] = _SKIP
+
+    def _make_room(self) -> None:
+        if len(self._actions) >= _SHAPES:
             self._flush()
             self._layouts = []
             self._generation += 1
             self._actions.clear()
             self._looks.clear()
-        if b"opCount" in raw and (plain := _POINTERS.sub(rb"\g<1>0", raw)) != raw:
-            self._take(plain)
-            return
-        action = self._simple(raw)
-        if action is not None:
-            if known:
-                self._actions[shape] = action
-            self._act_first(action, raw)
-            return
-        dull = self._read_words(raw)
-        if known and shape not in self._actions:
-            self._actions[shape] = _SKIP if dull and not _NUMBERS_MATTER.search(raw) else _AGAIN
-        elif known and not dull:
-            self._looks[shape] = looks = self._looks.get(shape, 0) + 1
-            if looks >= _LOOKS and not _NUMBERS_MATTER.search(raw) and not self._story.moves(raw):
-                self._actions[shape] = _SKIP
 
     def _simple(self, raw: bytes) -> _Action | None:
         """What lines of this shape are, where one look is enough for all of them."""
         if b" batch" in raw and (layout := layout_of(raw)):
             self._layouts.append(layout)
             return layout
-        if found := _ACCESS.search(raw):
-            health = _HEALTH.search(raw)
-            if not _one_message(raw):
-                return None
-            failed = found[1].startswith(b"5")
-            return _Answer(health[1] == b"200" if health else None, failed) if health or failed else _SKIP
-        if b"NCCL INFO" in raw and b" batch" not in raw and _one_message(raw) and not self._story.heeds(raw):
-            return _NCCL_LINE
-        if _BAR.search(raw) and _one_message(raw):
-            return _Bar()
-        return None
-
-    def _act_first(self, action: _Action, raw: bytes) -> None:
-        if isinstance(action, Layout):
-            action.raws.append(raw)
-            action.at.append(self._batches)
-            self._batches += 1
-        else:
-            self._act(action, raw)
+        if any(map(raw[:200].__contains__, _REQUEST_LOGS)) or not self._story.may_tell(raw):
+            return _SKIP
+        if not _one_message(raw):
+            return None
+        if b"HTTP/" in raw and (found := _ACCESS.search(raw)):
+            return _answer(raw, found)
+        if b"NCCL INFO" in raw:
+            return None if self._story.heeds(raw) else _NCCL_LINE
+        return _Bar() if _BAR.search(raw) else None
 
     def _read_words(self, raw: bytes) -> bool:
         """True when no message of the line told anything."""
@@ -270,11 +276,27 @@ class LogReader:
         self._story.add(pieces)
 
     def _hand_over_nccl(self) -> None:
-        waiting, self._nccl = self._nccl, {}
-        for raw, times in waiting.items():
+        waiting = list(self._nccl.items())
+        self._nccl.clear()
+        for raw, times in waiting:
             for line in read_lines(raw):
                 self._story.nccl_line(line, times)
 
 
 def _one_message(raw: bytes) -> bool:
     return len(list(read_lines(raw))) == 1
+
+
+def _without_ids(raw: bytes, shape: bytes) -> tuple[bytes, bytes]:
+    """A line of NCCL's calls without its pointers, and the shape of any line without long hexadecimal ids."""
+    if b" batch" in raw:
+        return raw, raw.translate(None, DIGITS)  # the places of its numbers count
+    if b"opCount" in raw:
+        raw = _CALL_IDS.sub(b"0", raw)
+    plain = _IDS.sub(b"", raw)
+    return raw, plain.translate(None, DIGITS) if len(plain) < len(raw) else raw.translate(None, DIGITS)
+
+
+def _answer(raw: bytes, found: re.Match[bytes]) -> _Answer | _Skip:
+    health, failed = _HEALTH.search(raw), found[1].startswith(b"5")
+    return _Answer(health[1] == b"200" if health else None, failed) if health or failed else _SKIP

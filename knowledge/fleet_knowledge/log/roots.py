@@ -56,7 +56,7 @@ class Roots:
         """True when the message tells of a failure or belongs to a traceback. `batches`: batch lines of the log so far."""
         self._order += 1
         found = symptom_of(line.text)
-        crash = bool(_CRASH.search(line.text))
+        crash = ("xception" in line.text or "Traceback" in line.text) and bool(_CRASH.search(line.text))
         if line.stamp:
             self._stamp, self._rank = line.stamp, str(line.rank or "") if crash else ""
         if crash and self._crash is None:
@@ -93,8 +93,9 @@ class Roots:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
         first = self._narrowed(first)
-        if first.failure_class in ("scheduler_crashed", "detokenizer_crashed") and first.distance >= ECHO and (self._crash or self._exception):
-            first = replace(first, cause_line=self._crash or self._exception)
+        raised = self._crash or self._exception
+        if raised and first.failure_class in ("scheduler_crashed", "detokenizer_crashed", "launch_crashed") and first.distance >= ECHO:
+            first = replace(first, cause_line=raised)
         return first
 
     def of_class(self, failure_class: str) -> list[Sighting]:

@@ -35,10 +35,14 @@ def arguments_of(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+TELLTALES = ("max_total_num_tokens=", "KV Cache is allocated", "Load weight end", "version", "==", "sglang:v", "sglang v")
+"""Every line with a fact holds one of these, in small letters or as written."""
+
+
 def facts_of(text: str) -> dict[str, Any]:
     """Figures of the server in a message: KV tokens, caps, architecture."""
     found: dict[str, Any] = {}
-    if "=" in text:
+    if "max_total_num_tokens=" in text:
         found |= {("kv_tokens" if name == "max_total_num_tokens" else name): int(value) for name, value in _CAPACITY.findall(text)}
     if kv := _KV_TOKENS.search(text):
         found["kv_tokens"] = int(kv[1])

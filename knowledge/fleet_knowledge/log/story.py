@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.log import verdict
+from fleet_knowledge.log import notes, phases, server_facts, symptoms, verdict
 from fleet_knowledge.log.batches import Batch, read_batch
 from fleet_knowledge.log.diagnosis import Diagnosis, Warned
 from fleet_knowledge.log.figures import decode_section, figures_warn
@@ -23,6 +23,12 @@ from fleet_knowledge.log.symptoms import symptom_of
 from fleet_knowledge.nccl.reader import NcclReader
 
 _SAMPLES = 8
+_TABLES = (symptoms.TELLTALES, notes.TELLTALES, phases.TELLTALES, server_facts.TELLTALES)
+_TELLTALES = {word.lower() for several in _TABLES for word in several}
+_TELLTALES |= {"exiting", "shutting", "sigterm", "shutdown", "finished", "kill_process", "health", "traceback", "ccl", "--model", " batch"}
+_TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable"}
+# A word that holds another one adds nothing
+_WORDS = tuple(word.encode() for word in sorted(_TELLTALES) if not any(other in word and other != word for other in _TELLTALES))
 _MAX_WARNINGS = 128
 _MAX_EARLIER = 16
 _READY = "The server is fired up"
@@ -31,6 +37,7 @@ _STOPPED = re.compile(
     r"^(?:INFO: +)?(?:Gracefully exiting|Shutting down|SIGTERM received|Application shutdown complete|Finished server process)"
     r"|kill_process_tree called"
 )
+_STOPS = ("exiting", "Shutting", "SIGTERM", "shutdown", "Finished", "kill_process")
 _HEALTH_FAILED = "Health check failed"
 _MOVES = re.compile(
     rb"server_args=|Init (?:torch|parallel)|Load weight|Memory pool|KV Cache|[Cc]aptur|Engine startup|fired up|Uvicorn|Health check"
@@ -71,6 +78,11 @@ class Story:
         return bool(_MOVES.search(raw))
 
     @staticmethod
+    def may_tell(raw: bytes) -> bool:
+        """Whether a line holds any word that a message worth reading holds: a quick look, for logs in which no two lines are alike."""
+        return any(map(raw.lower().__contains__, _WORDS))
+
+    @staticmethod
     def heeds(raw: bytes) -> bool:
         """Whether a line of NCCL's is a warning or a failure too."""
         text = raw.decode("utf-8", "replace")
@@ -88,7 +100,7 @@ class Story:
             told = self._note(line, *found)
         if text.startswith(_HEALTH_FAILED):
             self.unhealthy = told = True
-        if _STOPPED.search(text):
+        if any(map(text.__contains__, _STOPS)) and _STOPPED.search(text):
             self.stopped = told = True
         if versions := versions_of(text):
             self.versions = {**versions, **self.versions}
@@ -157,6 +169,7 @@ class Story:
         moved = self.launch.take(line)
         if moved:
             self.roots.moved()
+            self.stopped = False
         if _READY in text:
             self._get_ready(line, again=bool(ready_before))
         facts = facts_of(text)

@@ -58,8 +58,8 @@ MEMORY = (
     ),
     row(
         "host_oom_kill",
-        "oom-kill:|Out of memory: Killed process|Memory cgroup out of memory|OOMKilled|oom_reaper|cannot allocate "
-        "memory$",
+        r"oom-kill\b|killed by the OOM killer|Out of memory: Killed process|Memory cgroup out of memory|OOMKilled|oom_reaper"
+        r"|cannot allocate memory$",
         "kernel, Kubernetes",
     ),
     row(
@@ -102,7 +102,7 @@ HOST = (
     ),
     row(
         "gpu_ecc_error",
-        "uncorrectable (?:ECC|memory)|Xid[^,]{0,40}?: ?(?:48|63|64|92|94|95),|cudaErrorECCUncorrectable|DBE",
+        "uncorrectable (?:ECC|memory)|Xid[^,]{0,40}?: ?(?:48|63|64|92|94|95),|cudaErrorECCUncorrectable|[Dd]ouble[- ][Bb]it",
         "Xid 48, 94",
     ),
     row(
@@ -161,4 +161,5 @@ HOST = (
         r"is installed with version .* which is less than the minimum",
         "Python, ld.so; server checks of versions",
     ),
+    row("shm_too_small", r"^Bus error", "a mapped file of /dev/shm that has no room", AFTER),
 )

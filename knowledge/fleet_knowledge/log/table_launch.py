@@ -208,7 +208,8 @@ PORTS = (
     ),
     row(
         "dist_init_timeout",
-        r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|Gloo .*timed out|"
+        r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|retrieving ncclUniqueId from|"
+        r"Gloo .*timed out|"
         r"wait timeout after \d+ms, keys: |failed to connect to .*:\d+.*(?:timed out|timeout)|The client socket has timed out",
         "torch TCPStore, gloo",
         AFTER,

@@ -100,7 +100,7 @@ SERVING = (
     ),
     row(
         "scheduler_crashed",
-        "^Fatal Python error: ",
+        "^Fatal Python error: |Segmentation fault",
         "faulthandler",
         AFTER,
     ),
@@ -150,4 +150,7 @@ SERVING = (
         "a shell",
         LAST,
     ),
+    row("host_oom_kill", r"exited with code (?P<exit_code>137)\b|exit(?:ed with)? status 137\b", "docker compose, podman, shells", LAST),
+    row("killed", r"code=killed, status=9/KILL|terminated by signal 9\b", "systemd, time(1)", LAST),
+    row("launch_crashed", r"exited with code (?P<exit_code>[1-9]\d{0,2})\b", "docker compose", LAST),
 )
