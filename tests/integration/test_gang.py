@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
 from fleet_agent.processes import read_stat
@@ -21,8 +17,8 @@ from fleet_controller.spec.findings import JobRejected
 from fleet_controller.working import working
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.sockets import listen_address
 from fleet_protos.trial import Outcome, Phase
+from tests.fakes.two_hosts import two_hosts
 
 JOB = """\
 apiVersion: benchfleet/v1
@@ -38,31 +34,10 @@ LONG = 200_000  # tokens: a load of these does not end by itself here
 SOON_S = 10.0
 
 
-@contextmanager
-def agent(state: Path, host: str, secrets: str = "") -> Iterator[str]:
-    state.mkdir()
-    (state / "secrets").write_text(secrets)
-    (state / "secrets").chmod(0o600)
-    env = {**os.environ, "BENCHFLEET_SECRETS": str(state / "secrets")}
-    argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", host, "--gpus", "0"]
-    with (state / "log").open("ab") as log:
-        process = subprocess.Popen(argv, stderr=log, start_new_session=True, env=env)
-    address = listen_address(state, "agent")
-    try:
-        with grpc.insecure_channel(address) as channel:
-            grpc.channel_ready_future(channel).result(timeout=30)
-        yield address
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=60)
-    assert code == 0, (state / "log").read_text()
-
-
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    root = tmp_path_factory.mktemp("gang")
-    with agent(root / "a", "host-a", "only_a=1\n") as first, agent(root / "b", "host-b") as second:
-        yield [first, second]
+    with two_hosts(tmp_path_factory.mktemp("gang"), "only_a=known-here-alone\n") as addresses:
+        yield addresses
 
 
 @pytest.fixture

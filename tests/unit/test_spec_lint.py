@@ -13,7 +13,10 @@ from fleet_controller.spec.load import load_job
 
 CASES = sorted((Path(__file__).parent / "data" / "lint").glob("*.yaml"))
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
-BEYOND_CASES = {"no_hosts", "too_many_trials", "too_many_variants", "more_findings", "too_large", "python_default", "one_variant"}
+BEYOND_CASES = {
+    "hosts_left_over", "no_hosts", "too_few_hosts", "too_many_trials", "too_many_variants", "more_findings", "too_large", "python_default",
+    "one_variant",
+}  # fmt: skip
 
 
 def findings_in(path: Path) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ from fleet_controller.cli.prune import load_for
 from fleet_controller.core.arms import Twin, twins
 from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Plan, Variant, make_plan
+from fleet_controller.core.plan import Plan, Variant, gangs_of, make_plan
 from fleet_controller.report.comparison import duration_text
 from fleet_controller.report.screen import table_text
 from fleet_controller.report.table import Table
@@ -23,7 +23,7 @@ from fleet_protos.errors import ExitCode
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
     loaded, left_out = load_for(arguments, console)
-    hosts = loaded.job.hosts.names or (host_name(),)
+    hosts = loaded.job.hosts.names or _stand_ins(loaded.job)
     plan = make_plan(loaded.job, hosts)
     seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
     if arguments.json:
@@ -38,11 +38,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return ExitCode.USER_MUST_EDIT if plan.is_refused else ExitCode.DONE
 
 
+def _stand_ins(job: Job) -> tuple[str, ...]:
+    """This host, and as many nameless ones as one server takes besides, for a job that leaves its hosts to the controller."""
+    return (host_name(), *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)))
+
+
 def _print(plan: Plan, job: Job, console: Console) -> None:
     simulated = f"simulated ×{job.engine.simulation.time_scale:g}" if job.engine.kind.name == "SIMULATED" else job.engine.kind.name.lower()
+    gangs = gangs_of(job, plan.hosts)
+    places = f"{len(gangs)} × {job.engine.gang.nodes} hosts" if job.engine.gang.nodes > 1 else f"{len(plan.hosts)} hosts"
     console.lines(
         [
-            f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {len(plan.hosts)} hosts"
+            f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
             f" = {len(plan.trials)} trials · seed {plan.seed}",
             f"workloads: {', '.join(plan.workloads)}",
             "",
@@ -52,7 +59,7 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
     console.lines([""])
     orders: dict[tuple[str, int], list[str]] = {}
     for trial in plan.trials:
-        orders.setdefault((trial.host, trial.block), []).append(f"v{trial.variant.index}")
+        orders.setdefault(("+".join((trial.host, *trial.members)), trial.block), []).append(f"v{trial.variant.index}")
     console.lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
 
 
