@@ -21,6 +21,7 @@ _NUMBERS = re.compile(rb"[\d.:]+")
 _ACCESS = b'HTTP/1.1"'  # uvicorn's line about a request: those are our own looks
 _BAR = b"%|"
 _SHAPES_KEPT = 4096
+_NO_EXIT = frozenset({"port_in_use"})  # uvicorn gives up, and the launcher waits for its other threads for ever: seen with 0.5.23
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Stalled:
 
     course: Course
     at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """A launch whose log says that it failed in a way that SGLang does not exit after."""
 
 
 class LogFollower:
@@ -42,8 +48,8 @@ class LogFollower:
         self._shapes: set[int] = set()
         self._ended = asyncio.Event()
 
-    async def follow(self, tell: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]) -> Stalled | None:
-        """Tell each step of the launch until it stands still longer than its phase may, or until `end`: then None."""
+    async def follow(self, tell: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]) -> Stalled | Hanging | None:
+        """Tell each step of the launch until it cannot go on, or stands still longer than its phase may, or until `end`: then None."""
         clock = asyncio.get_running_loop().time
         course = begin(clock())
         while not self._ended.is_set():
@@ -51,6 +57,8 @@ class LogFollower:
             course, event = advance(course, seen, clock())
             if event:
                 tell(event)
+            if seen.grew and await asyncio.to_thread(self._hangs):
+                return Hanging()
             if stands_still(course, limits_s, clock()):
                 return Stalled(course, clock())
             with contextlib.suppress(TimeoutError):
@@ -92,6 +100,9 @@ class LogFollower:
             pass
         done, total = self._reader.progress
         return Look(self._reader.phase, done, total, grew)
+
+    def _hangs(self) -> bool:
+        return not self._rest and self._reader.finish().failure_class in _NO_EXIT
 
     def _says_something_new(self, piece: bytes) -> bool:
         """A line of a shape not seen before, or a progress bar. A line that was there before with other numbers does not count."""

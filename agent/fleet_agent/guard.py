@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from fleet_agent import evidence
 from fleet_agent.core.standstill import stall_message
 from fleet_agent.engines.sglang.explain import of_runtime
-from fleet_agent.following import LogFollower
+from fleet_agent.following import Hanging, LogFollower, Stalled
 from fleet_agent.processes import ProcessStat, members_of, oom_kills
 from fleet_agent.supervisor import ServerProcess
 from fleet_agent.watching import Member, Members
@@ -97,7 +97,11 @@ class Guard:
 
     async def _follow(self, report: Report) -> None:
         stalled = await self._follower.follow(report, self._limits_s)
-        if stalled is not None and not self._is_dead:
+        if isinstance(stalled, Hanging) and not self._is_dead:
+            self._is_dead = True
+            report(await asyncio.to_thread(self._explained, "the server does not exit", None))
+            self._told.set()
+        elif isinstance(stalled, Stalled) and not self._is_dead:
             log = self._process.log
             message = stall_message(stalled.course, stalled.at_s, evidence.last_line(log))
             failure_class = f"stalled_{stalled.course.phase}"

@@ -211,6 +211,20 @@ async def test_a_launch_tells_its_phases_and_each_tenth_of_what_it_counts(tmp_pa
         assert isinstance(phases_s, dict)
 
 
+async def test_a_server_that_hangs_on_though_it_cannot_have_its_port_is_told(tmp_path: Path) -> None:
+    async with watched(tmp_path, *RANKS) as server:
+        server.say(
+            "[2026-01-05 10:00:00] INFO:     Application startup complete.",
+            "[2026-01-05 10:00:00] ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 33905): "
+            "address already in use",
+            "[2026-01-05 10:00:00] INFO:     Waiting for application shutdown.",
+        )
+        died = await server.death()
+        assert (died.kind, died.failure_class) == (ErrorKind.SERVER_LAUNCH, "port_in_use")
+        assert "the server does not exit: " in died.message
+        assert "address already in use" in died.cause_line
+
+
 async def test_a_launch_that_stands_still_is_told_with_its_count_and_last_line(tmp_path: Path) -> None:
     spec = EngineSpec(phase_timeouts_s={"load_weight": 0.5})
     async with watched(tmp_path, spec=spec) as server:
