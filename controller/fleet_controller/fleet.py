@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet_controller.agents import AgentClient
 from fleet_controller.board import closed, detail, look, wait_for
 from fleet_controller.core.estimate import estimate
-from fleet_controller.core.gang import LOOPBACK, meeting_host
+from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.core.plan import make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts, not_again
 from fleet_controller.core.state import Attempt, Trial
@@ -205,14 +205,13 @@ class Fleet:
 
 
     def _refuse_what_cannot_meet(self, gangs: Iterable[Sequence[str]]) -> None:
-        """The members of a gang connect to its lead by the address of its agent, which must be one that leads there."""
+        """The members of a gang connect to its lead, so what is known of it must lead there."""
         for lead, *members in gangs:
-            address = self._names[lead].agent.address
-            far = [host for host in members if meeting_host(self._names[host].agent.address) != LOOPBACK]
-            if far and meeting_host(address) == LOOPBACK:
+            far = [host for host in members if self._names[host].meeting_host != LOOPBACK]
+            if far and self._names[lead].meeting_host == LOOPBACK:
                 raise ConfigError(
-                    f"host {', '.join(far)} cannot reach host {lead} by the address of its agent, {address}",
-                    "the hosts of one server meet at the first one: name its agent by an address that the others reach",
+                    f"nothing says where host {', '.join(far)} reaches host {lead}: its agent is at {self._names[lead].agent.address}",
+                    "the hosts of one server meet at the first: start its agent with --label address=HOST, as the others reach it",
                 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet_controller.agents import AgentClient, AgentInfo
 from fleet_controller.board import closed, wait_for
-from fleet_controller.core.gang import place_of, placed
+from fleet_controller.core.gang import meeting_host, place_of, placed
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.files import Files
@@ -52,6 +52,11 @@ class HostLine:
     def labels(self) -> Mapping[str, str]:
         """What jobs select it by."""
         return self._info.labels
+
+    @property
+    def meeting_host(self) -> str:
+        """Where the other hosts of a server meet this one."""
+        return meeting_host(self.agent.address, self.labels.get("address", ""))
 
     @property
     def was_tried(self) -> bool:
@@ -173,7 +178,7 @@ class HostLine:
                         await self._cancel(trial, attempt, reason)
                     elif attempt is not None and attempt.phase is Phase.QUEUED:
                         lead = job.nodes[place_of(trial.spec.trial_id)[0]].spec.host
-                        await self._start(placed(trial.spec, attempt.number, self._names[lead].agent.address), attempt)
+                        await self._start(placed(trial.spec, attempt.number, self._names[lead].meeting_host), attempt)
                 except (HostUnreachable, Conflict) as error:
                     log.info("%s: %s", trial.spec.trial_id, error.message)
                     asyncio.get_running_loop().call_later(_AGAIN_S, self._orders.set)

@@ -44,6 +44,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     files: dict[str, bytes] = field(default_factory=dict)
     break_after: int = -1  # chunks of the next artifact before the stream breaks
     damage: bool = False  # of one chunk of the next artifact
+    labels: dict[str, str] = field(default_factory=dict)
     hangs: bool = False  # StartTrial is never answered
     holds_acknowledgements: bool = False  # AckEvents is never answered
 
@@ -84,8 +85,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     async def Describe(self, request: Any, context: Any) -> pb.DescribeResponse:
         return pb.DescribeResponse(
-            agent_id=self.agent_id, host=self.host, simulated_gpus=self.simulated_gpus, last_sequence=len(self.journal), pid=1
-        )
+            agent_id=self.agent_id, host=self.host, simulated_gpus=self.simulated_gpus, last_sequence=len(self.journal), pid=1,
+            labels=self.labels,
+        )  # fmt: skip
 
     async def StartTrial(self, request: Any, context: Any) -> pb.StartTrialResponse:
         if self.hangs:

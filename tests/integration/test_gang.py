@@ -7,17 +7,21 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleet_agent.processes import read_stat
+from fleet_controller.agents import AgentClient
+from fleet_controller.core.gang import member_specs, placed
 from fleet_controller.fleet import Fleet
 from fleet_controller.report.values import JobDetail
 from fleet_controller.spec.findings import JobRejected
 from fleet_controller.working import working
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.errors import ConfigError, ErrorKind
+from fleet_protos.trial import EngineKind, EngineSpec, Gang, Outcome, Phase, TrialSpec, Workload
+from tests.fakes.agent import FakeAgent
 from tests.fakes.two_hosts import two_hosts
 
 JOB = """\
@@ -66,7 +70,7 @@ def is_at(phase: Phase, attempt: int = 1) -> Callable[[JobDetail], bool]:
     return lambda detail: (detail.trials[0].attempt, detail.trials[0].phase) == (attempt, phase)
 
 
-async def bodies(fleet: Fleet, trial_id: str, attempt: int, kind: type) -> list:
+async def bodies(fleet: Fleet, trial_id: str, attempt: int, kind: type[Any]) -> list[Any]:
     detail = await fleet.trial(trial_id, attempt, with_log=False)
     return [event.body for event in detail.events if isinstance(event.body, kind)]
 
@@ -151,7 +155,52 @@ async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fl
         await assert_nothing_left(fleet, node, 1)
 
 
+async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    lead = FakeAgent(f"unix:{tmp_path}/a.sock")
+    far = FakeAgent(f"unix:{tmp_path}/b.sock", "there", "agent-b", labels={"address": "10.0.0.2"})
+    await lead.up()
+    await far.up()
+    async with working(tmp_path / "controller", [lead.address, far.address]) as here:
+        with pytest.raises(ConfigError, match="nothing says where host there reaches host here"):
+            await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
+    await lead.down()
+    await far.down()
+
+
 async def test_one_host_alone_is_refused(agents: list[str], tmp_path: Path) -> None:
     async with working(tmp_path / "controller", agents[:1]) as here:
         with pytest.raises(JobRejected, match="one server takes 2 hosts, and there is 1: host-a"):
             await submit(here.fleet)
+
+
+async def test_a_member_that_nobody_ends_gives_its_gpus_back_at_its_limit(agents: list[str]) -> None:
+    """No controller at all: both nodes were begun, and nobody listens any more."""
+    engine = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 16}, gpus=8, stop_timeout_s=1.0, gang=Gang(2, hold_limit_s=1.0))
+    workload = Workload("single", concurrency=1, prompts="builtin:chat", output_tokens=LONG, api="chat")
+    lead = TrialSpec("alone", job_id="j", host="host-a", engine=engine, workloads=(workload,))
+    nodes = [placed(spec, 1, "127.0.0.1") for spec in (lead, *member_specs(lead, ["host-b"]))]
+    ends = []
+    for spec, address in zip(nodes, agents, strict=True):
+        await _started(spec, address)
+    for spec, address in zip(nodes, agents, strict=True):
+        ends.append(await _end_of(spec, address))
+    assert ends[1].failure_class == "gang_hold_limit"
+    assert (ends[0].outcome, ends[0].failure_class) == (Outcome.FAILED, "nccl_peer_lost")
+
+
+async def _started(spec: TrialSpec, address: str) -> None:
+    client = AgentClient(address)
+    await client.start(spec)
+    await client.close()
+
+
+async def _end_of(spec: TrialSpec, address: str) -> ev.TrialOver:
+    client = AgentClient(address)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            async for event in client.events("", 0):
+                if event.trial_id == spec.trial_id and isinstance(event.body, ev.TrialOver):
+                    return event.body
+    finally:
+        await client.close()
+    raise AssertionError("the stream ended")

@@ -107,9 +107,13 @@ def test_a_gang_meets_where_the_leads_agent_is_reached(address: str, host: str) 
     assert meeting_host(address) == host
 
 
+def test_a_label_says_where_a_host_behind_a_tunnel_is_met() -> None:
+    assert [meeting_host("127.0.0.1:7000", label) for label in ("gpu-1", "fd00::1")] == ["gpu-1", "[fd00::1]"]
+
+
 def test_all_nodes_of_an_attempt_meet_at_one_place_and_a_retry_at_another() -> None:
     specs = (SPEC, *member_specs(SPEC, ["b"]))
-    first, second = ([placed(spec, number, "10.0.0.7:1").engine.gang.init_address for spec in specs] for number in (1, 2))
+    first, second = ([placed(spec, number, "10.0.0.7").engine.gang.init_address for spec in specs] for number in (1, 2))
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
     assert all(20_000 <= int(address.partition(":")[2]) < 32_000 for address in (*first, *second))

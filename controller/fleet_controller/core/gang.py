@@ -60,22 +60,27 @@ def _longest_run_s(workload: Workload) -> float:
     return workload.duration_s + max(waves, 1) * workload.request_timeout_s
 
 
-def meeting_host(address: str) -> str:
-    """The host of an agent's gRPC address as other hosts may reach it: loopback for a Unix socket and for this machine's own names."""
+def meeting_host(address: str, label: str = "") -> str:
+    """Where other hosts reach the host of an agent: its label `address`, else the host of its gRPC address.
+
+    Loopback for a Unix socket and for this machine's own names: right for agents on one machine, and no use to others behind a tunnel.
+    """
+    if label:
+        return f"[{label}]" if ":" in label and not label.startswith("[") else label
     if address.startswith("unix:"):
         return LOOPBACK
     host = re.sub(r"^(?:dns|ipv4|ipv6):(?://[^/]*/)?", "", address).rpartition(":")[0]
     return LOOPBACK if host in ("localhost", LOOPBACK, "[::1]", "0.0.0.0", "") else host
 
 
-def placed(spec: TrialSpec, attempt: int, lead_address: str) -> TrialSpec:
-    """The attempt as its agent gets it. All nodes meet at the lead's host; the port is drawn anew for each attempt."""
+def placed(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
+    """The attempt as its agent gets it. All nodes meet at `lead_host`; the port is drawn anew for each attempt."""
     gang = spec.engine.gang
     if gang.nodes < 2:
         return replace(spec, attempt=attempt)
     lead_id, _ = place_of(spec.trial_id)
     drawn = int.from_bytes(hashlib.sha256(f"{lead_id}/{attempt}".encode()).digest()[:4])
-    gang = replace(gang, init_address=f"{meeting_host(lead_address)}:{_FIRST_PORT + drawn % _PORTS}")
+    gang = replace(gang, init_address=f"{lead_host}:{_FIRST_PORT + drawn % _PORTS}")
     return replace(spec, attempt=attempt, engine=replace(spec.engine, gang=gang))
 
 
