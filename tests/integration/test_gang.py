@@ -155,16 +155,56 @@ async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fl
         await assert_nothing_left(fleet, node, 1)
 
 
-async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    lead = FakeAgent(f"unix:{tmp_path}/a.sock")
-    far = FakeAgent(f"unix:{tmp_path}/b.sock", "there", "agent-b", labels={"address": "10.0.0.2"})
-    await lead.up()
-    await far.up()
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[FakeAgent, FakeAgent]]:
+    """Two scripted agents that end nothing by themselves."""
+    agents = FakeAgent(f"unix:{tmp_path}/a.sock"), FakeAgent(f"unix:{tmp_path}/b.sock", "there", "b-1")
+    for agent in agents:
+        agent.by_itself = False
+        await agent.up()
+    yield agents
+    for agent in agents:
+        await agent.down()
+
+
+async def test_an_agent_that_forgot_its_part_ends_the_others_and_all_is_tried_again(
+    tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]
+) -> None:
+    """The second host comes back without its journal: nobody will ever tell the end of its part."""
+    lead, member = pair
+    async with working(tmp_path / "controller", [lead.address, member.address]) as here:
+        job_id = await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
+        await until(here.fleet, job_id, lambda _: bool(lead.started and member.started), SOON_S)
+        await member.down()
+        member.agent_id, member.journal = "b-2", []
+        lead.by_itself = True
+        await member.up()
+        detail = await until(here.fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+        first = (await here.fleet.trial(lead.started[0].trial_id, 1, with_log=False)).status
+    assert (first.outcome, first.failure_class) == (Outcome.FAILED, "agent_state_lost")
+    assert set(lead.cancelled) == {(lead.started[0].trial_id, 1)}
+    assert [[spec.attempt for spec in agent.started] for agent in pair] == [[1, 2], [1, 2]]
+    assert (detail.job.state, set(member.cancelled)) == ("done", {(member.started[1].trial_id, 2)})
+
+
+async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]) -> None:
+    lead, member = pair
+    async with working(tmp_path / "controller", [lead.address, member.address]) as here:
+        job_id = await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
+        await until(here.fleet, job_id, lambda _: bool(lead.started and member.started), SOON_S)
+    lead.end(lead.started[0])
+    async with working(tmp_path / "controller", [lead.address, member.address]) as here:
+        detail = await until(here.fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+    assert (detail.job.state, detail.trials[0].attempt, set(member.cancelled)) == ("done", 1, {(member.started[0].trial_id, 1)})
+
+
+async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]) -> None:
+    lead, far = pair
+    far.labels = {"address": "10.0.0.2"}
     async with working(tmp_path / "controller", [lead.address, far.address]) as here:
         with pytest.raises(ConfigError, match="nothing says where host there reaches host here"):
             await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
-    await lead.down()
-    await far.down()
+    assert lead.started == far.started == []
 
 
 async def test_one_host_alone_is_refused(agents: list[str], tmp_path: Path) -> None:
