@@ -36,6 +36,7 @@ OK = Attempt(1, phase=Phase.OVER, outcome=Outcome.OK, ended_unix_ns=5)
 CANCELLED = replace(OK, outcome=Outcome.CANCELLED)
 EXITED = replace(OK, outcome=Outcome.FAILED, kind=ErrorKind.SERVER_EXITED, failure_class="killed", message="it was killed")
 LOST = replace(EXITED, failure_class="nccl_peer_lost", message="the peer is gone", ended_unix_ns=3)
+CRASHED = replace(EXITED, failure_class="scheduler_crashed", message="it crashed", ended_unix_ns=4)
 LEFT = replace(EXITED, kind=ErrorKind.SERVER_UNHEALTHY, failure_class="left_over_processes", message="pid 7 is left")
 
 
@@ -161,6 +162,8 @@ def test_the_whole_gang_is_tried_again() -> None:
         (EXITED, CANCELLED, Outcome.FAILED, ErrorKind.SERVER_EXITED, "it was killed"),
         (EXITED, OK, Outcome.FAILED, ErrorKind.SERVER_EXITED, "it was killed"),
         (LOST, EXITED, Outcome.FAILED, ErrorKind.SERVER_EXITED, "node 1 on host b: it was killed"),
+        (CRASHED, EXITED, Outcome.FAILED, ErrorKind.SERVER_EXITED, "node 1 on host b: it was killed"),
+        (CRASHED, LOST, Outcome.FAILED, ErrorKind.SERVER_EXITED, "it crashed"),
         (CANCELLED, OK, Outcome.CANCELLED, ErrorKind.NONE, ""),
         (CANCELLED, CANCELLED, Outcome.CANCELLED, ErrorKind.NONE, ""),
         (OK, LOST, Outcome.OK, ErrorKind.NONE, ""),

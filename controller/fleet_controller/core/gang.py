@@ -15,6 +15,9 @@ _MARK = "_n"  # job names and hosts in a trial id have no underscore
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives out by itself, 32768 and above
 LOOPBACK = "127.0.0.1"
 
+# A crash that names no cause may have followed from another node's; one that names its own comes before it.
+VAGUE = frozenset({"scheduler_crashed", "launch_crashed", "unknown"})
+
 # How a node ends because another one did: never the cause while another node names one.
 FOLLOWING = frozenset({
     "nccl_peer_lost", "nccl_timeout", "init_dist_timeout", "watchdog_timeout", "load_failed", "not_ready", "stalled_init_dist",
@@ -113,13 +116,19 @@ def _together(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     failures = [(node, attempt) for node, attempt in ended if attempt.outcome is Outcome.FAILED]
     if not failures:
         return replace(lead, ended_unix_ns=last_ns)
-    node, cause = min(failures, key=lambda pair: (pair[1].failure_class in FOLLOWING, pair[1].ended_unix_ns))
+    node, cause = min(failures, key=lambda pair: _lateness(pair[1]))
     told = cause.message or cause.failure_class
     message = told if node is nodes[0] else f"{_named(node)}: {told}"
     if lead.outcome is Outcome.OK:  # all was measured: a member may follow its lead's end, but must not leave anything behind
         return replace(lead, message=message if cause.failure_class == "left_over_processes" else "", ended_unix_ns=last_ns)
     failed = replace(cause, number=lead.number, agent_id=lead.agent_id, message=message, runs=lead.runs)
     return replace(failed, started_unix_ns=lead.started_unix_ns, ended_unix_ns=last_ns)
+
+
+def _lateness(failed: Attempt) -> tuple[int, int]:
+    """The first is the cause: by what the class says, then by the end, for the clocks of hosts are not one."""
+    failure_class = failed.failure_class
+    return (2 if failure_class in FOLLOWING else 1 if failure_class in VAGUE else 0), failed.ended_unix_ns
 
 
 def _unfinished(lead: Attempt) -> Attempt:
