@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.secrets import is_secret
 from fleet_controller.pasted.variables import Argument
+from fleet_knowledge.nccl.variables import find
 
 SECRET = "secret://"
+GROUP_SIZE = "LWS_GROUP_SIZE"  # set by the operator of a LeaderWorkerSet, for the command line
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 _OF_THE_SHELL = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "DISPLAY", "SHLVL", "PS1", "IFS", "MAIL"})
 _OF_THE_LAUNCHER = frozenset({
@@ -46,6 +48,8 @@ def read_environment(env: Mapping[str, Argument], in_container: bool, notes: Not
     """Sort the variables of one launch."""
     made = Environment()
     for name, value in env.items():
+        if name == GROUP_SIZE:
+            continue
         if name in _DEVICES:
             _devices(made, name, value, notes)
         elif is_secret(name, value.text) or value.text.startswith(SECRET):
@@ -60,17 +64,27 @@ def read_environment(env: Mapping[str, Argument], in_container: bool, notes: Not
     return made
 
 
-def meant_for_server(unexported: Mapping[str, Argument], notes: Notes, everything: bool = False) -> dict[str, Argument]:
-    """Variables that a script sets and does not export, but that only a server reads; all of them in a file of variables."""
+def meant_for_server(
+    unexported: Mapping[str, Argument], notes: Notes, everything: bool = False, expanded: Collection[str] = ()
+) -> dict[str, Argument]:
+    """Variables that a script sets and does not export, but that only a server reads; all of them in a file of variables.
+
+    One that the script itself expands is its own, unless NCCL knows the name.
+    """
     found = {}
     for name, value in unexported.items():
         if everything and name not in _OF_THE_SHELL:
             found[name] = value
-        elif _MEANT.fullmatch(name) and name not in _NOT_MEANT:
+        elif is_meant(name) and (name not in expanded or find(name)):
             message = f"{name} is set without `export`: in a shell the server would not see it; it is taken into the job"
             notes.warn("not_exported", value.line, message, "export it, or take it out of the job", name)
             found[name] = value
     return found
+
+
+def is_meant(name: str) -> bool:
+    """A server reads variables of such a name."""
+    return bool(_MEANT.fullmatch(name)) and name not in _NOT_MEANT
 
 
 def _devices(made: Environment, name: str, value: Argument, notes: Notes) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fleet_controller.pasted.environment import GROUP_SIZE
 from fleet_controller.pasted.launch import Box, Start
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.variables import Argument
@@ -46,6 +47,13 @@ def _pods(value: Any, path: Path) -> Iterator[Path]:
             yield from _pods(entry, (*path, place))
 
 
+def _of_group(tree: Tree) -> dict[str, Argument]:
+    """The variable by which a LeaderWorkerSet tells its containers how many hosts it has."""
+    path = ("spec", "leaderWorkerTemplate", "size")
+    size = mapping(mapping(mapping(tree.value).get("spec")).get("leaderWorkerTemplate")).get("size")
+    return {GROUP_SIZE: tree.argument(path, size)} if str(size or "").isdecimal() else {}
+
+
 def _tell_size(tree: Tree, kind: str, notes: Notes) -> None:
     spec = mapping(mapping(tree.value).get("spec"))
     if kind == "LeaderWorkerSet":
@@ -64,7 +72,7 @@ class _Container:
         self._value = value
         self._pod = pod
         self._notes = notes
-        self._env = dict(self._variables())
+        self._env = dict(self._variables()) | _of_group(tree)
 
     def start(self) -> Start:
         words = (*self._words("command"), *self._words("args"))

@@ -10,7 +10,7 @@ from typing import Any
 from fleet_controller.pasted.carried import Carried, carry, take_environment
 from fleet_controller.pasted.compose import starts_of_compose
 from fleet_controller.pasted.dockerfile import starts_of_dockerfile
-from fleet_controller.pasted.environment import meant_for_server, read_environment
+from fleet_controller.pasted.environment import is_meant, meant_for_server, read_environment
 from fleet_controller.pasted.job import JobText, write_job
 from fleet_controller.pasted.kinds import COMPOSE, DOCKERFILE, MANIFEST, SHELL, UNIT, kind_of, plain_text
 from fleet_controller.pasted.launch import Launch, Start
@@ -114,8 +114,9 @@ def _rank(launch: Launch) -> tuple[bool, int]:
 def _carried(launch: Launch | None, script: Script, starts: Sequence[Start], text: str, notes: Notes) -> Carried:
     if launch is None:
         return _block_of_variables(script, starts, text, notes)
-    meant = meant_for_server(_not_given(script.unexported, launch), notes) if launch.start.box is None else {}
-    before = {name: value for name, value in meant.items() if value.line <= launch.entry.line}
+    own = frozenset(re.findall(r"\$\{?(\w+)", text))
+    meant = meant_for_server(_not_given(script.unexported, launch), notes, expanded=own) if launch.start.box is None else {}
+    before = {name: value for name, value in meant.items() if value.line <= _started_at(launch)}
     _tell_late(script, launch, notes)
     environment = read_environment({**before, **launch.env}, launch.start.box is not None, notes)
     carried = carry(launch, environment, activated_python(starts), notes)
@@ -128,10 +129,15 @@ def _not_given(unexported: Mapping[str, Argument], launch: Launch) -> dict[str, 
 
 
 def _tell_late(script: Script, launch: Launch, notes: Notes) -> None:
-    for name, value in script.env.items():
-        if name not in launch.env and value.line > launch.entry.line and launch.start.box is None:
+    for name, value in script.env.items() if launch.start.box is None else ():
+        if name not in launch.env and value.line > _started_at(launch) and is_meant(name):
             message = f"{name} is exported after the server was started: it never reaches it"
             notes.warn("no_effect", value.line, message, "move it before the command", name)
+
+
+def _started_at(launch: Launch) -> int:
+    """The line of the command itself, whose first words may stand in an array further up."""
+    return max(word.line for word in launch.start.words)
 
 
 def _installed_version(text: str) -> str:

@@ -230,7 +230,7 @@ class _Walk:
         return False
 
     def _tell_twice(self, name: str, old: Variable | None, new: Variable, command: Command) -> None:
-        if not old or not old.value.line or not new.value.text or old.items or new.items or command.function:
+        if not old or not old.value.line or not old.value.text or not new.value.text or old.items or new.items or command.function:
             return
         if old.value.text != new.value.text and name not in new.value.unknown and old.value.is_known and not _builds_on(old, new):
             message = f"{name} is given twice ({old.value.text}, {new.value.text}): the last one wins"
