@@ -51,10 +51,19 @@ MEMORY = (
     Failure(
         "host_memory_short",
         ErrorKind.SERVER_OOM,
-        "Host memory does not hold the hierarchical cache or the pinned buffers that were asked for.",
+        "Host memory does not hold what was asked for: the hierarchical cache, pinned buffers, or what the loading of weights takes.",
         "Lower --hicache-ratio or --hicache-size (it is per rank), or free host memory.",
         "Adding swap: pinned memory cannot use it.",
         "memory_pool_host.py: `Not enough host memory available`",
+    ),
+    Failure(
+        "workspace_too_small",
+        ErrorKind.CONFIG,
+        "FlashInfer's workspace is too small for this batch: a buffer of fixed size, not the GPU's memory.",
+        "Raise SGLANG_FLASHINFER_WORKSPACE_SIZE (bytes; 384 MiB is the default), or lower --chunked-prefill-size or"
+        " --max-running-requests.",
+        "Changing --mem-fraction-static.",
+        "flashinfer allocator.h; sglang global_config.py and environ.py",
     ),
     Failure(
         "kv_pool_exhausted",

@@ -71,6 +71,15 @@ SERVING = (
         "Looking at one side's log only.",
         "disaggregation/, mooncake, nixl",
     ),
+    Failure(
+        "expert_exchange_failed",
+        ErrorKind.SERVER_EXITED,
+        "The exchange of tokens between experts (DeepEP over NVSHMEM) could not be set up, or a rank did not come to it in time.",
+        "Look for the rank or host that ended first. At the launch: check that IBGDA is enabled in the driver, that all hosts have the same"
+        " RDMA devices up (NVSHMEM_HCA_LIST, NVSHMEM_IB_GID_INDEX), and that DeepEP fits its NVSHMEM.",
+        "Only raising a timeout; comparing --moe-a2a-backend none with it as if it were the same server.",
+        "DeepEP issues 553, 707; sglang issues 6017, 7888",
+    ),
 )
 
 NCCL = (
@@ -124,6 +133,15 @@ NCCL = (
         "NCCL src/bootstrap.cc, src/transport/net_socket.cc 2.18 - 2.30",
     ),
     Failure(
+        "nccl_unreachable",
+        ErrorKind.CONFIG,
+        "A rank could not reach the address that another rank gave: wrong interface, no route, or a firewall between the hosts.",
+        "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that reaches the other hosts, and open all ports between them"
+        " (containers: --network host).",
+        "NCCL_IB_DISABLE or a longer timeout: the meeting itself goes over TCP.",
+        "NCCL src/misc/socket.cc 2.18 - 2.30; sglang issues 3820, 5594",
+    ),
+    Failure(
         "nccl_duplicate_gpu",
         ErrorKind.CONFIG,
         "Two ranks of one communicator use the same GPU.",
@@ -163,6 +181,15 @@ NCCL = (
         "Comparing with hosts that have peer access: they run other code.",
         "sglang issue 4814, pull 8765",
     ),
+    Failure(
+        "custom_all_reduce_failed",
+        ErrorKind.CONFIG,
+        "SGLang's own all-reduce could not share its buffers between the ranks of this host.",
+        "Unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments, check driver against CUDA and that the containers share IPC and all GPUs; else"
+        " launch with --disable-custom-all-reduce.",
+        "Following `Possible solutions` below it (less memory, no CUDA graphs): memory is not the fault.",
+        "sglang issue 11957, pulls 14193 and 27948; vllm issue 42609",
+    ),
 )
 
 HOST_FAULTS = (
@@ -201,7 +228,8 @@ HOST_FAULTS = (
     Failure(
         "gpu_lost",
         HOST,
-        "The GPU at this PCI address is gone (Xid 79 in dmesg). The state of the others is unknown while nvidia-smi prints one line only.",
+        "The GPU at this PCI address is gone (Xid 79 in dmesg; 119 and 120: it no longer answers)."
+        " The state of the others is unknown while nvidia-smi prints one line only.",
         "Take the host out of the pool; it needs a reboot, often a cold power cycle.",
         "Starting multi-GPU jobs on what seems to be left.",
         "dcgm-exporter issue 604",
@@ -220,15 +248,15 @@ HOST_FAULTS = (
         "A kernel did something illegal: a bug of this version with these arguments, or a failing GPU.",
         "Try once more on another GPU; when it comes back there, note the arguments, update SGLang or change the attention backend.",
         "Reading the traceback's line as the place: CUDA reports later. CUDA_LAUNCH_BLOCKING=1 shows it, but never in a measured run.",
-        "CUDA errors 700, 710, 716, 719; Xid 13, 31",
+        "CUDA errors 700, 710, 716, 719; Xid 13, 31; cuBLAS execution failed",
     ),
     Failure(
         "nvlink_error",
         HOST,
         "NVLink or NVSwitch reported an error.",
-        "Drain the host; `nvidia-smi nvlink -e` and dmesg (Xid 74) name the link; reseat or replace.",
+        "Drain the host; `nvidia-smi nvlink -e` and dmesg (Xid 74, from Blackwell on 144 to 150) name the link; reseat or replace.",
         "NCCL_P2P_DISABLE=1 to get on: it hides a slow host.",
-        "Xid 74, CUDA `uncorrectable NVLink error`",
+        "Xid 74, 144 - 150, CUDA `uncorrectable NVLink error`",
     ),
     Failure(
         "arch_unsupported",

@@ -13,7 +13,7 @@ from fleet_knowledge.nccl.facts import NcclFacts
 if TYPE_CHECKING:
     from fleet_knowledge.log.story import Story
 
-_SEVERAL = ("port", "bus_id")  # details of which a log may name more than one
+_SEVERAL = ("port", "bus_id", "reporting_rank")  # details of which a log may name more than one
 _OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")
 
 

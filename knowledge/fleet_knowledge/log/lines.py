@@ -25,6 +25,7 @@ _WRAPPERS = tuple(
         r"<\d{1,3}>",
     )
 )
+_JSON_KEYS = ("log", "line", "message", "msg")
 _MAX_WRAPPERS = 4
 _CENTURIES = ("19", "20")
 _RANKS = r"(?: [A-Z][A-Z_]*\d+)*"
@@ -89,8 +90,8 @@ def unwrap(text: str) -> tuple[str, str, str]:
     text = text.replace("\x00", "").rstrip()
     if text[:1] == "[" and text[1:3] in _CENTURIES:  # the server's own stamp: nothing is before it
         return text, "", ""
-    if text.startswith('{"log":'):
-        text = _docker_json(text)
+    if text.startswith('{"'):
+        text = _of_json(text)
     source = time = ""
     for _ in range(_MAX_WRAPPERS):
         found = next((match for wrapper in _WRAPPERS if (match := wrapper.match(text))), None)
@@ -136,8 +137,11 @@ def _read(piece: str, source: str, time: str, torn: bool) -> Line:
     return Line(piece.rstrip(), f"{day} {clock}".strip(), seconds(day, clock[:15]), None, source, torn)
 
 
-def _docker_json(text: str) -> str:
+def _of_json(text: str) -> str:
+    """What a collector put into JSON: docker and Fluent Bit name it log, Loki line, others message or msg."""
     try:
-        return str(json.loads(text)["log"]).rstrip()
-    except (ValueError, KeyError, TypeError, RecursionError):
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
         return text
+    found = next((fields[key] for key in _JSON_KEYS if isinstance(fields.get(key), str)), None) if isinstance(fields, dict) else None
+    return text if found is None else str(found).rstrip()

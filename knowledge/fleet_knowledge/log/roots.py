@@ -14,6 +14,9 @@ from fleet_knowledge.log.symptoms import is_exception, symptom_of
 
 _MAX_SIGHTINGS = 256
 _CRASH = re.compile(r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)")
+_BARE = "AssertionError"
+# PyTorch warns of why it sees no GPU, and goes on; the server then finds none
+_CUDA_WARNS = "CUDA initialization: "
 # Out of memory is one wording; what it means is told by where it happens
 _OOM_BY_PHASE = {START: "oom_weights", INIT_DIST: "oom_weights", LOAD_WEIGHT: "oom_weights", CAPTURE_GRAPH: "oom_cuda_graph"}
 _NARROWER = {"cuda_oom": ("oom_cuda_graph", "oom_kv_cache"), "oom_weights": ("oom_kv_cache",)}
@@ -51,10 +54,15 @@ class Roots:
     _moved_order: int = 0
     _stamp: str = ""
     _rank: str = ""  # of the scheduler whose traceback follows
+    _asserted: str = ""  # the source line of an assertion, for an error that says no more
+    _clue: Sighting | None = None  # explains why no GPU is seen, and ends nothing by itself
 
     def take(self, line: Line, phase: str, batches: int) -> bool:
         """True when the message tells of a failure or belongs to a traceback. `batches`: batch lines of the log so far."""
         self._order += 1
+        line = self._with_assertion(line)
+        if _CUDA_WARNS in line.text:
+            self._hear(line, phase, batches)
         found = symptom_of(line.text)
         crash = ("xception" in line.text or "Traceback" in line.text) and bool(_CRASH.search(line.text))
         if line.stamp:
@@ -93,14 +101,35 @@ class Roots:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
         first = self._narrowed(first)
+        if self._clue and first.failure_class in ("no_gpu", "launch_crashed"):
+            return replace(first, failure_class=self._clue.failure_class, cause_line=self._clue.cause_line, distance=self._clue.distance)
         raised = self._crash or self._exception
         if raised and first.failure_class in ("scheduler_crashed", "detokenizer_crashed", "launch_crashed") and first.distance >= ECHO:
-            first = replace(first, cause_line=raised)
+            told = symptom_of(raised)  # an echo that was raised is nearer than the crash that it is part of
+            echoes = told is not None and told[0].failure_class == "nccl_peer_lost"
+            first = replace(first, cause_line=raised, failure_class="nccl_peer_lost" if echoes else first.failure_class)
         return first
 
     def of_class(self, failure_class: str) -> list[Sighting]:
         """Its sightings in order."""
         return [sighting for sighting in self.sightings if sighting.failure_class == failure_class]
+
+    def _with_assertion(self, line: Line) -> Line:
+        """A bare `AssertionError` with the source line that the traceback quoted before it."""
+        if line.text[:1].isspace():
+            quoted = line.text.strip()
+            self._asserted = quoted if quoted.startswith("assert ") else self._asserted
+        elif line.text == _BARE and self._asserted:
+            return replace(line, text=f"{_BARE}: {self._asserted}")
+        elif line.text.startswith("Traceback"):
+            self._asserted = ""
+        return line
+
+    def _hear(self, line: Line, phase: str, batches: int) -> None:
+        text = line.text[line.text.index(_CUDA_WARNS) :]
+        if found := symptom_of(text):
+            stamp = line.stamp or self._stamp
+            self._clue = Sighting(found[0].failure_class, found[0].distance, self._order, shown(text), "", phase, stamp, "", {}, batches)
 
     def _sight(self, line: Line, phase: str, batches: int, symptom: Symptom, details: Mapping[str, str]) -> None:
         failure_class = symptom.failure_class
@@ -126,6 +155,6 @@ class Roots:
         return first
 
     def _launcher_exception(self) -> Sighting | None:
-        if not self._exception or self._exception_order < self._moved_order:
+        if not self._exception or self._exception_order <= self._moved_order:
             return None
         return Sighting("launch_crashed", LAST, self._exception_order, self._crash or self._exception)

@@ -12,7 +12,7 @@ from fleet_knowledge.log.batches import Batch, read_batch
 from fleet_knowledge.log.diagnosis import Diagnosis, Warned
 from fleet_knowledge.log.figures import decode_section, figures_warn
 from fleet_knowledge.log.layouts import Rows
-from fleet_knowledge.log.lines import Line, read_lines
+from fleet_knowledge.log.lines import Line, elapsed, read_lines, seconds
 from fleet_knowledge.log.notes import Note, note_of
 from fleet_knowledge.log.phases import SERVING, Launch
 from fleet_knowledge.log.privacy import shown
@@ -26,7 +26,7 @@ _SAMPLES = 8
 _TABLES = (symptoms.TELLTALES, notes.TELLTALES, phases.TELLTALES, server_facts.TELLTALES)
 _TELLTALES = {word.lower() for several in _TABLES for word in several}
 _TELLTALES |= {"exiting", "shutting", "sigterm", "shutdown", "finished", "kill_process", "health", "traceback", "ccl", "--model", " batch"}
-_TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable"}
+_TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable", "cancelled"}
 # A word that holds another one adds nothing
 _WORDS = tuple(word.encode() for word in sorted(_TELLTALES) if not any(other in word and other != word for other in _TELLTALES))
 _MAX_WARNINGS = 128
@@ -35,10 +35,13 @@ _READY = "The server is fired up"
 _START = "server_args="
 _STOPPED = re.compile(
     r"^(?:INFO: +)?(?:Gracefully exiting|Shutting down|SIGTERM received|Application shutdown complete|Finished server process)"
-    r"|kill_process_tree called"
+    r"|kill_process_tree called|^slurmstepd: error: .*CANCELLED AT"
 )
-_STOPS = ("exiting", "Shutting", "SIGTERM", "shutdown", "Finished", "kill_process")
+_STOPS = ("exiting", "Shutting", "SIGTERM", "shutdown", "Finished", "kill_process", "CANCELLED")
+# What the ranks of a server that is being ended say of each other
+_PARTING = re.compile(r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked ")
 _HEALTH_FAILED = "Health check failed"
+_HEARTBEAT = re.compile(r"last_heartbeat time: (\d\d:\d\d:\d\d)")
 _MOVES = re.compile(
     rb"server_args=|Init (?:torch|parallel)|Load weight|Memory pool|KV Cache|[Cc]aptur|Engine startup|fired up|Uvicorn|Health check"
     rb"|startup complete"
@@ -61,6 +64,8 @@ class Story:
     command: str = ""
     stopped: bool = False
     unhealthy: bool = False
+    silent_s: float = 0.0  # how long no token had come at the last health check that failed
+    silent_batches: int = 0  # batch lines before that check
     earlier: list[dict[str, Any]] = field(default_factory=list)
     _warned: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     _first: list[tuple[int, Batch]] = field(default_factory=list)
@@ -94,12 +99,15 @@ class Story:
         if not text:
             return False
         told = self._take_launch(line)
+        if self.stopped and _PARTING.search(text):
+            return told
         if self.roots.take(line, self.launch.phase_of(line.rank), self.batches):
             self.stopped, told = False, True
         if found := note_of(text):
             told = self._note(line, *found)
         if text.startswith(_HEALTH_FAILED):
             self.unhealthy = told = True
+            self.silent_s, self.silent_batches = _silence_s(line), self.batches
         if any(map(text.__contains__, _STOPS)) and _STOPPED.search(text):
             self.stopped = told = True
         if versions := versions_of(text):
@@ -230,3 +238,10 @@ class Story:
             if batch := read_batch(line):
                 shown_lines[self._last[0]] = batch
         return [batch.to_json() for _, batch in sorted(shown_lines.items(), key=lambda pair: pair[0])]
+
+
+def _silence_s(line: Line) -> float:
+    """Seconds from the last token to a health check that failed, as its line tells; 0 when it does not."""
+    beat = _HEARTBEAT.search(line.text)
+    clock_s = seconds("", line.stamp.rpartition(" ")[2])
+    return (elapsed(seconds("", beat[1]), clock_s) or 0.0) if beat else 0.0

@@ -26,14 +26,17 @@ TELLTALES = (
     "dead", "gated", "token", "leak", "shm", "not found", "support", "valid", "closed", "reset by", "space", "hub", "divisible",
     "undefined symbol", "shared object", "installed with", "unbalanced", "oom", "nan in", "load", "nvlink", "ninja", "nvcc", "ptxas",
     "compil", "requires", "thread", "ulimit", "quota", "model", "topk", "crashed", "trust_remote", "ibv_", "hsa_", "kernel", "option",
-    "bus error", "uncorrectable", "double", "exited", "status", "signal", "segmentation",
+    "bus error", "uncorrectable", "assert", "bad_alloc", "double", "exited", "status", "signal", "segmentation",
 )  # fmt: skip
+_KUBERNETES = re.compile(r"^\s+(?:Reason|Exit Code): ")  # `kubectl describe` of a container that ended
 _LOOKED_AT = 2000  # characters; what is longer prints data
 _REQUEST_LOG = ("Receive: ", "Finish: ", "Receive OpenAI", "Received request")
 
 
 def symptom_of(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
     """The first row whose words are in this message, with the details that it names; None for a message of no failure."""
+    if _KUBERNETES.match(text):
+        text = text.strip()
     if text[:1].isspace() or text.startswith(_REQUEST_LOG):
         return None  # an indented line quotes source in a traceback
     text = text[:_LOOKED_AT]
@@ -51,4 +54,4 @@ _RAISED = re.compile(_EXCEPTION + r"(?::|$)")
 
 def is_exception(text: str) -> bool:
     """Whether a message is the last line of a traceback: `torch.OutOfMemoryError: …`."""
-    return bool(_RAISED.match(text)) and not text.startswith(("UserWarning", "FutureWarning", "DeprecationWarning"))
+    return bool(_RAISED.match(text)) and not text.startswith(("Warning:", "UserWarning", "FutureWarning", "DeprecationWarning"))

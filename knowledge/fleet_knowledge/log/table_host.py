@@ -18,7 +18,7 @@ MEMORY = (
     ),
     row(
         "oom_kv_cache",
-        "No KV cache memory left|max_total_num_tokens.*(?:<= ?0|is not positive)|Not enough (?:GPU )?memory for (?:the "
+        "No KV cache memory left|max_total_num_tokens.*(?:<= ?0|is not positive)|Not enough (?:GPU )?memory (?:for|to allocate) (?:the "
         ")?KV|Loaded weights (?:left|leave) no (?:GPU )?memory for the KV",
         "model_runner.py",
     ),
@@ -34,10 +34,28 @@ MEMORY = (
         cure="Lower --max-total-tokens or --mem-fraction-static of a CPU server, raise its memory limit, or free host memory.",
     ),
     row(
+        "host_memory_short",
+        r"std::bad_alloc|\[Errno 12\] Cannot allocate memory|^MemoryError\b",
+        "C++ and Python of any version",
+        cure="Free host memory or raise the container's limit; load from a disk instead of tmpfs, lower --hicache-size and the number of"
+        " loading threads.",
+    ),
+    row(
+        "workspace_too_small",
+        r"Failed to allocate memory for \w+ with size \d+.*AlignedAllocator|Buffer overflow when allocating memory for \w+",
+        "flashinfer allocator.h",
+    ),
+    row(
         "cuda_oom",
         r"(?:CUDA|HIP|NPU|XPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
         r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY",
         "torch 2.x",
+    ),
+    row(
+        "cuda_oom",
+        r"CUBLAS_STATUS_NOT_INITIALIZED|hipErrorOutOfMemory|NPU function error:.*out of memory",
+        "cublasCreate fails so on a full GPU; HIP, torch_npu",
+        AFTER,
     ),
     row(
         "kv_pool_exhausted",
@@ -59,8 +77,9 @@ MEMORY = (
     row(
         "host_oom_kill",
         r"oom-kill\b|killed by the OOM killer|Out of memory: Killed process|Memory cgroup out of memory|OOMKilled|oom_reaper"
+        r"|oom_kill event|^srun: error: .*: Out Of Memory"
         r"|cannot allocate memory$",
-        "kernel, Kubernetes",
+        "kernel, Kubernetes, slurm",
     ),
     row(
         "host_oom_kill",
@@ -72,6 +91,11 @@ MEMORY = (
 )
 
 HOST = (
+    row(
+        "custom_all_reduce_failed",
+        r"custom_all_reduce\w*\.(?:cuh|cu|hip|h):\d+|(?:hip|cuda)Ipc(?:Open|Get)MemHandle.*(?:fail|error|invalid)",
+        "sgl-kernel and jit_kernel custom_all_reduce.cuh; sglang issue 11957, pull 27948",
+    ),
     row(
         "p2p_unsupported",
         "peer access is not supported between these two devices|cudaErrorPeerAccessUnsupported",
@@ -85,13 +109,16 @@ HOST = (
     row(
         "driver_mismatch",
         r"Error 80[34]\b|Driver/library version mismatch|driver version is insufficient|"
+        r"provided PTX was compiled with an unsupported toolchain|nvidia-container-cli: requirement error|"
         r"NVIDIA driver on your system is too old|system has unsupported display driver|forward compatibility was attempted",
         "CUDA 35, 803, 804",
     ),
     row(
         "no_gpu",
-        r"Error 10[01]\b|No CUDA GPUs are available|no CUDA-capable device is detected|invalid device ordinal|"
-        r"Found no NVIDIA driver|Torch not compiled with CUDA|No supported device found|CUDA is not available",
+        r"Error 10[01]\b|No (?:CUDA|HIP|XPU|NPU) (?:GPU|device)s are available|Failed to initialize NVML: Unknown Error|"
+        r"no CUDA-capable device is detected|invalid device ordinal|"
+        r"Found no NVIDIA driver|Torch not compiled with CUDA|No supported device found|CUDA is not available|"
+        r"^RuntimeError: No accelerator \(",
         "CUDA 100, 101",
     ),
     row(
@@ -101,14 +128,20 @@ HOST = (
         "nvidia-smi, Xid 79",
     ),
     row(
+        "gpu_lost",
+        r"Xid[^,]{0,40}?: ?(?:119|120),|GPU requires reset",
+        "Xid 119, 120: the GPU's own controller (GSP)",
+        cure="The GPU's own controller stopped answering the driver: drain the host, reset the GPU or reboot, and update the driver.",
+    ),
+    row(
         "gpu_ecc_error",
         "uncorrectable (?:ECC|memory)|Xid[^,]{0,40}?: ?(?:48|63|64|92|94|95),|cudaErrorECCUncorrectable|[Dd]ouble[- ][Bb]it",
         "Xid 48, 94",
     ),
     row(
         "nvlink_error",
-        "uncorrectable NVLink|Xid[^,]{0,40}?: ?74,|NVLink.*(?:fatal|failure)|cudaErrorNvlinkUncorrectable",
-        "Xid 74",
+        "uncorrectable NVLink|Xid[^,]{0,40}?: ?(?:74|14[4-9]|150),|NVLink.*(?:fatal|failure)|cudaErrorNvlinkUncorrectable",
+        "Xid 74; 144 - 150 from Blackwell on",
     ),
     row(
         "gpu_fault",
@@ -119,22 +152,72 @@ HOST = (
         "CUDA 700",
     ),
     row(
+        "gpu_fault",
+        r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)|(?:CUDA|HIP) error: unknown error|NPU function error",
+        "cuBLAS, torch_npu",
+        AFTER,
+    ),
+    row(
+        "gpu_busy_leftover",
+        r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
+        "CUDA 46: compute mode is exclusive, or the GPU is being reset",
+    ),
+    row(
         "gpu_busy_leftover",
         "memory capacity is unbalanced",
         "model_runner.py; its check can be set to warn only",
     ),
     row(
         "arch_unsupported",
-        r"no kernel image is available|requires (?:SM|compute capability)|"
+        r"no kernel image is available|(?:CUDA|HIP) error: invalid device function|"
+        r"requires (?:SM|compute capability)|"
         r"is not compatible with the current PyTorch installation|(?:only|not) supported on (?:SM|Hopper|Blackwell|Ampere)|"
         r"compute capability (?:of )?\d|torch\.float8_e4m3fn.*not supported|fp8e4nv not supported",
         "CUDA 209, attention backends",
     ),
     row(
+        "arch_unsupported",
+        r"out of resource: shared memory|OutOfResources: ",
+        "triton; sglang issues 2384, 5995, 29149",
+        cure="A kernel's tile needs more shared memory than this GPU has: take another attention, MoE or quantisation backend, or update"
+        " SGLang. It is no lack of GPU memory.",
+    ),
+    row(
+        "jit_compile_failed",
+        r"fatal error: Python\.h: No such file",
+        "triton; sglang on hosts without Python's headers",
+        cure="Install the headers of the server's Python (python3-dev or python3.x-dev of the same version).",
+    ),
+    row(
+        "jit_compile_failed",
+        r"nvcc fatal *: Unsupported gpu architecture|NVCC version should be",
+        "nvcc, DeepGEMM jit/compiler.hpp",
+        cure="The CUDA toolkit on this host is too old for the GPU or the kernels: install a newer one and set CUDA_HOME to it.",
+    ),
+    row(
+        "jit_compile_failed",
+        r"Corrupted JIT cache|CUDA_ERROR_INVALID_IMAGE|device kernel image is invalid",
+        "DeepGEMM jit/kernel_runtime.hpp, handle.hpp",
+        cure="Remove the JIT cache folder (the one that the line names, or ~/.cache/deep_gemm), check that its disk is not full, and start"
+        " again.",
+    ),
+    row(
+        "jit_compile_failed",
+        r"fatal error: \S+\.(?:h|hpp|cuh): No such file|^(?:ninja|nvcc|gcc|g\+\+|cc|c\+\+|clang\S*|ld\S*|collect2): (?:fatal )?error: |"
+        r"nvcc fatal|No such file or directory: '(?:\S*/)?(?:ninja|nvcc|gcc|g\+\+)'",
+        "compilers; flashinfer issue 4410",
+    ),
+    row(
+        "jit_compile_failed",
+        r"Ninja build failed|ninja: build stopped|'(?:[^' ]*/)?(?:ninja|nvcc|gcc|g\+\+|cc|clang)'.*non-zero exit status",
+        "flashinfer jit/cpp_ext.py, triton runtime/build.py",
+        AFTER,
+    ),
+    row(
         "jit_compile_failed",
         "Ninja is required|Error building extension|nvcc(?: not found|: not found|.* failed)|ptxas "
         "(?:fatal|error)|CUDA_HOME environment variable is not set|Could not find nvcc|NVCC compilation "
-        "failed|RuntimeError: .*(?:compil).*fail|Failed to find C compiler|PTXASError",
+        "failed|RuntimeError: .*(?:compil(?!er_depend)).*fail|Failed to find C compiler|PTXASError",
         "torch cpp_extension, triton, flashinfer",
     ),
     row(
@@ -158,8 +241,28 @@ HOST = (
         "dependency_missing",
         r"^(?:ModuleNotFoundError|ImportError): |undefined symbol|cannot open shared object file|(?:requires|"
         r"need) (?:flashinfer|sgl[_-]kernel|flash[_-]attn|transformers|torch)\b.*(?:version|>=)|"
-        r"is installed with version .* which is less than the minimum",
+        r"is installed with version .* which is less than the minimum|"
+        r"with minimum required version \S+ is not installed|PackageNotFoundError",
         "Python, ld.so; server checks of versions",
+    ),
+    row(
+        "dependency_missing",
+        r"version `GLIBC(?:XX)?_[\d.]+' not found|has no attribute '\w+'.*_OpNamespace|'_OpNamespace' '\w+' object has no attribute",
+        "ld.so; torch.ops of a kernel package of another version",
+        cure="A library was built for a newer system or another version: take the release's container image, or the kernel package of the"
+        " very version that this SGLang asks for.",
+    ),
+    row(
+        "dependency_missing",
+        r"\[sgl_kernel\] CRITICAL: Could not load",
+        "sgl_kernel/load_utils.py",
+        AFTER,
+    ),
+    row(
+        "dependency_missing",
+        r"data did not match any variant of untagged enum|Couldn't instantiate the backend tokenizer",
+        "tokenizers, transformers",
+        cure="tokenizers and transformers are older than the model's tokenizer.json: install the versions that this SGLang asks for.",
     ),
     row("shm_too_small", r"^Bus error", "a mapped file of /dev/shm that has no room", AFTER),
 )

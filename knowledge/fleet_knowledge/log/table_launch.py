@@ -6,7 +6,8 @@ from fleet_knowledge.log.symptom import AFTER, row
 from fleet_knowledge.release import Between
 
 _SPEC = r"^(?:\w+\.)*(?:ValueError|AssertionError|NotImplementedError|RuntimeError): "
-_ARGPARSE = r"^[\w. -]{1,60}: error: "
+_TOOLS = r"(?!(?:slurm|srun|sbatch|nvcc|ninja|gcc|g\+\+|cc|clang|ld|collect2|make|git|nvidia-|docker|podman)[\w.-]*: )"
+_ARGPARSE = rf"^{_TOOLS}[\w. -]{{1,60}}: error: "
 
 SPECULATION = (
     row(
@@ -87,7 +88,8 @@ MODEL = (
         "hf_auth",
         r"GatedRepoError|Cannot access gated repo(?: for url https?://[^/\s]+/(?P<model>[^/\s]+/[^/\s]+)/)?|"
         r"Access to model (?P<repository>\S+) is restricted|gated repo|Invalid user token|(?:401|"
-        r"403) Client Error: (?:Unauthorized|Forbidden)|Invalid credentials in Authorization header",
+        r"403) Client Error: (?:Unauthorized|Forbidden)|Client error '40[13] .*(?:huggingface|hf\.co)|"
+        r"Invalid credentials in Authorization header",
         "huggingface_hub",
     ),
     row(
@@ -97,9 +99,28 @@ MODEL = (
     ),
     row(
         "model_not_found",
-        r"RepositoryNotFoundError|Repository Not Found|is not a valid model identifier|is not a local folder|"
+        r"OfflineModeIsEnabled|offline mode is enabled|outgoing traffic has been disabled",
+        "huggingface_hub",
+        cure="HF_HUB_OFFLINE is set and the files are not in this host's cache: copy them there first, or unset HF_HUB_OFFLINE.",
+    ),
+    row(
+        "hf_unreachable",
+        r"We couldn't connect to '?https?:|error happened while trying to locate the files? on the Hub|"
+        r"(?:Client error '429|Server error '5\d\d) .*(?:huggingface|hf\.co|modelscope)",
+        "transformers; huggingface_hub 0.x by requests, 1.x by httpx",
+    ),
+    row(
+        "weights_corrupt",
+        r"(?:FileNotFoundError|OSError): .*No such file or directory:? .*\.(?:safetensors|bin|pt|gguf)\b",
+        "safetensors, torch",
+        cure="A weight file that the model's index names is not there: copy what is missing and compare sizes with the repository.",
+    ),
+    row(
+        "model_not_found",
+        r"RepositoryNotFoundError|Client error '404 .*(?:huggingface|hf\.co)|"
+        r"Repository Not Found|is not a valid model identifier|is not a local folder|"
         r"Repo id must be|does not appear to have a file named config\.json|LocalEntryNotFoundError|"
-        r"Can't load the configuration of|FileNotFoundError: .*config\.json|OfflineModeIsEnabled|"
+        r"Can't load the configuration of|FileNotFoundError: .*config\.json|"
         r"Cannot find any model weights with|EntryNotFoundError|HFValidationError",
         "transformers, huggingface_hub",
     ),
@@ -117,6 +138,26 @@ MODEL = (
         "models/registry.py, transformers",
     ),
     row(
+        "model_unsupported",
+        r"Tokenizer class \S+ does not exist or is not currently imported",
+        "transformers",
+        cure="Add --trust-remote-code when the model brings its own tokenizer, else update transformers and SGLang.",
+    ),
+    row(
+        "model_unsupported",
+        r"^KeyError: '(?:model|language_model|layers|transformer|lm_head|visual|vision)\b[\w.]*\.[\w.]*(?:weight|scale|bias|qzeros|proj)",
+        "models/*.py load_weights; sglang issues 3604, 4598, 10175, 19644",
+        cure="The files hold a weight that this version's model has no place for, most often of a quantisation that it does not know for"
+        " this architecture: update SGLang, check --quantization, or take another quantised checkpoint.",
+    ),
+    row(
+        "argument_error",
+        r"does not match the quantization method specified|is not supported for quantization method|Cannot find the config file for \w",
+        "configs/model_config.py, model_loader/loader.py",
+        cure="--quantization and --dtype must fit what the checkpoint is: leave --quantization out, for config.json says it, or take the"
+        " dtype that the line lists.",
+    ),
+    row(
         "weights_corrupt",
         r"SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderDeserialization|"
         r"Error while deserializing header|PytorchStreamReader failed|invalid load key|size mismatch for |unexpected EOF|"
@@ -132,7 +173,8 @@ MODEL = (
     row(
         "parallel_size_invalid",
         r"(?:ValueError|AssertionError): .*(?:is not divisible by|not divisible by|must be divisible by|"
-        r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= ?\d+)",
+        r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= ?\d+|"
+        r"assert .*% ?(?:\w+\.)*\w*(?:tp|dp|pp|ep|world|parallel)_?\w*size\w* == 0)",
         "layers/, server_args.py",
     ),
     row(
@@ -149,7 +191,8 @@ MODEL = (
     ),
     row(
         "argument_error",
-        "context_length .*is greater than the derived|is not a valid (?:ServerArgs|argument)|Unknown (?:argument|option)|No such option",
+        "^ValueError: .*context_length .*is greater than the derived|"
+        "is not a valid (?:ServerArgs|argument)|Unknown (?:argument|option)|No such option",
         "server_args.py",
     ),
 )
@@ -210,7 +253,9 @@ PORTS = (
         "dist_init_timeout",
         r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|retrieving ncclUniqueId from|"
         r"Gloo .*timed out|"
-        r"wait timeout after \d+ms, keys: |failed to connect to .*:\d+.*(?:timed out|timeout)|The client socket has timed out",
+        r"wait timeout after \d+ms, keys: |failed to connect to .*:\d+.*(?:timed out|timeout)|"
+        r"The client socket has (?:timed out|failed to connect to any)|"
+        r"cannot be retrieved \(gai error",
         "torch TCPStore, gloo",
         AFTER,
     ),

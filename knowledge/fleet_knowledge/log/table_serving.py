@@ -32,6 +32,12 @@ NCCL = (
         "NCCL",
     ),
     row(
+        "nccl_nvls_failed",
+        r"nvls\.cc:\d+ NCCL WARN .*(?:[Ff]ailure|[Ff]ailed|[Ee]rror)",
+        "NCCL transport/nvls.cc; nccl issues 1672, 1788",
+        AFTER,
+    ),
+    row(
         "nccl_init_failed",
         r"NCCL WARN .*(?:Cuda|CUDA|cuda) failure(?: \d+)? '?(?P<reason>[^'\n]+)'?",
         "NCCL init.cc",
@@ -39,9 +45,23 @@ NCCL = (
     ),
     row(
         "nccl_timeout",
-        r"Watchdog caught collective operation timeout|NCCL watchdog thread terminated|Timed out waiting \d+ms|"
+        r"(?:\[Rank (?P<reporting_rank>\d+)\] )?Watchdog caught collective operation timeout|"
+        r"NCCL watchdog thread terminated|Timed out waiting \d+ms|"
         r"ncclCommAbort|collective operation timeout",
         "ProcessGroupNCCL.cpp",
+        AFTER,
+    ),
+    row(
+        "nccl_no_interface",
+        r"Unable to find address for: \S|Unable to resolve hostname to a \(local\) address",
+        "gloo transport/tcp/device.cc",
+        cure="Set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to an interface that is up on this host; the host's own name must resolve to"
+        " its address (/etc/hosts).",
+    ),
+    row(
+        "nccl_unreachable",
+        r"NCCL WARN .*Connect to \S+ (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
+        "NCCL misc/socket.cc; sglang issues 3820, 5594",
         AFTER,
     ),
     row(
@@ -54,7 +74,8 @@ NCCL = (
         "nccl_peer_lost",
         r"ncclRemoteError|NCCL WARN .*(?:Socket recv failed|[Cc]onnection (?:closed|reset|refused)|"
         r"[Cc]all to \w+ .*(?:closed|refused|reset)|socketProgress: Connection closed|Accept failed|proxy.*abort)|"
-        r"(?:[Gg]loo|NCCL|ProcessGroup|TCPStore).*[Cc]onnection (?:closed|reset) by (?:remote )?peer",
+        r"(?:[Gg]loo|NCCL|ProcessGroup|TCPStore).*[Cc]onnection (?:closed|reset) by (?:remote )?peer|"
+        r"\[c10d\] (?:send|recv)\w* failed on SocketImpl|\"should dump\" flag on TCPStore",
         "NCCL socket.cc, gloo",
         ECHO,
     ),
@@ -82,12 +103,18 @@ SERVING = (
     ),
     row(
         "nan_logits",
-        "NaN in the logits|Detected errors during sampling",
+        "NaN in the logits|Detected errors during sampling|probability tensor contains either `inf`",
         "sampler.py",
     ),
     row(
+        "expert_exchange_failed",
+        r"DeepEP (?:error: |timeout check failed)|nvshmem\w* (?:initialization|setup connections) failed|NVSHMEM API called before NVSHMEM|"
+        r"nvshmem.*non-zero status",
+        "DeepEP buffer.py and kernels; NVSHMEM init.cu, transport.cpp; sglang issues 6017, 7888",
+    ),
+    row(
         "kv_transfer_failed",
-        r"(?:KVTransferError|KVPoll\.Failed|transfer (?:engine|session).*(?:fail|error)|mooncake.*(?:fail|error)|"
+        r"(?:KVTransferError|KVPoll\.Failed|transfer (?:engine|session).*(?:fail|error)|[Mm]ooncake.*(?:fail|error)|"
         r"nixl.*(?:fail|error)|[Bb]ootstrap.*(?:failed|timed? ?out))",
         "disaggregation/",
         AFTER,
@@ -150,7 +177,18 @@ SERVING = (
         "a shell",
         LAST,
     ),
-    row("host_oom_kill", r"exited with code (?P<exit_code>137)\b|exit(?:ed with)? status 137\b", "docker compose, podman, shells", LAST),
+    row(
+        "host_oom_kill",
+        r"exited with code (?P<exit_code>137)\b|^Exit Code: +137\b|exit(?:ed with)? status 137\b",
+        "docker compose, Kubernetes, podman, shells",
+        LAST,
+    ),
+    row(
+        "container_not_started",
+        r"^docker: Error response from daemon|could not select device driver|OCI runtime create failed|^nvidia-container-cli: ",
+        "docker, podman, runc",
+        AFTER,
+    ),
     row("killed", r"code=killed, status=9/KILL|terminated by signal 9\b", "systemd, time(1)", LAST),
     row("launch_crashed", r"exited with code (?P<exit_code>[1-9]\d{0,2})\b", "docker compose", LAST),
 )

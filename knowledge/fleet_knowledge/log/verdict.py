@@ -42,6 +42,18 @@ _BUSY_HINT = (
     " also injects a request of one token), or raise SGLANG_HEALTH_CHECK_TIMEOUT."
 )
 
+_SILENT_S = 60.0
+
+
+def _busy_hint(story: Story) -> str:
+    if story.silent_s < _SILENT_S or story.batches > story.silent_batches:
+        return _BUSY_HINT
+    return (
+        f"No token and no batch line for {story.silent_s:.0f} s when the last health check failed: unless a long prefill or a kernel's"
+        " compilation is under way, a collective hangs. Look at every rank's last line, at NCCL's output and at dmesg (Xid); SGLang's own"
+        " watchdog ends such a server after --watchdog-timeout. Do not raise the health check's timeout only."
+    )
+
 
 def diagnosis(story: Story, warned: Sequence[Warned], decode: Mapping[str, Any], nccl: NcclFacts) -> Diagnosis:
     """The value that all ends in."""
@@ -51,7 +63,7 @@ def diagnosis(story: Story, warned: Sequence[Warned], decode: Mapping[str, Any],
     told = Diagnosis(
         state=state,
         phase=launch.phase,
-        hint=_BUSY_HINT if state == BUSY else "",
+        hint=_busy_hint(story) if state == BUSY else "",
         details={"earlier_failures": story.earlier} if story.earlier else {},
         phases_s=launch.phases_s(),
         ready_at=launch.ready_at,
@@ -138,8 +150,10 @@ def _rank(story: Story, root: Sighting) -> str:
     if root.rank:
         return root.rank
     same = [sighting.rank for sighting in story.roots.of_class(root.failure_class) if sighting.rank]
-    crashed = [sighting.rank for sighting in story.roots.of_class("scheduler_crashed") if sighting.rank and sighting.order <= root.order]
-    return (same or crashed[-1:] or [""])[0]
+    crashes = [sighting for sighting in story.roots.of_class("scheduler_crashed") if sighting.rank]
+    crashed = [sighting.rank for sighting in crashes if sighting.order <= root.order]
+    only = list({sighting.rank for sighting in crashes}) if len({sighting.rank for sighting in crashes}) == 1 else []
+    return (same or crashed[-1:] or only or [""])[0]
 
 
 def _phase(root: Sighting, failure: Failure, phase: str) -> str:

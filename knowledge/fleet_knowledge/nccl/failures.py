@@ -68,6 +68,7 @@ SYMPTOMS = (
         r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:multicast|[Mm]ulticast).{0,80}(?:fail|error)|cuMulticast\w+.{0,60}fail",
         "src/transport/nvls.cc 2.18 - 2.30",
     ),
+    _row("nccl_nvls_failed", r"^nvls\.cc: .*(?:[Ff]ailure|[Ff]ailed|[Ee]rror)", "src/transport/nvls.cc: a WARN of this file"),
     _row("nvlink_error", r"P2P is disabled between NVLINK connected GPUs", "src/graph/paths.cc 2.18 - 2.30"),
     _row("p2p_unsupported", r"[Pp]eer access is not supported between these two devices", "CUDA error 217"),
     _row(
@@ -75,6 +76,11 @@ SYMPTOMS = (
         r"NET/IB.{0,40}(?:Got completion .{0,80}(?:error|status)|[Gg]ot async event|Unable to (?:open|query))"
         r"|ibv_\w+ failed",
         "src/transport/net_ib, src/misc/ibvwrap.cc 2.18 - 2.30",
+    ),
+    _row(
+        "nccl_unreachable",
+        r"Connect to \S+ (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
+        "src/misc/socket.cc 2.18 - 2.30",
     ),
     _row(
         "nccl_init_failed",

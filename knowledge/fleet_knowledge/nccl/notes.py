@@ -10,8 +10,9 @@ from fleet_knowledge.nccl.transports import bridges
 
 
 def notes_of(facts: NcclFacts, seen: frozenset[str]) -> NcclFacts:
-    """`facts` with its notes; `seen` names single lines that were there: p2p_off, iommu."""
-    notes = (*_p2p(facts, "p2p_off" in seen), *_iommu("iommu" in seen), *_bridges(facts), *_tuning(facts), *_versions(facts))
+    """`facts` with its notes; `seen` names single lines that were there: p2p_off, iommu, numa_balancing."""
+    advice = (*_iommu("iommu" in seen), *_numa("numa_balancing" in seen))
+    notes = (*_p2p(facts, "p2p_off" in seen), *advice, *_bridges(facts), *_tuning(facts), *_versions(facts))
     return replace(facts, notes=notes)
 
 
@@ -47,6 +48,12 @@ def _iommu(said: bool) -> Iterator[Note]:
         yield Note(
             "iommu_pt_missing", message, "Add iommu=pt to the kernel command line of AMD hosts: without it collectives can be slow or hang."
         )
+
+
+def _numa(said: bool) -> Iterator[Note]:
+    if said:
+        message = "the kernel balances NUMA memory by itself: collectives vary from run to run (RCCL's advice, no error)"
+        yield Note("numa_balancing_on", message, "Set kernel.numa_balancing=0 on every host of a comparison.")
 
 
 def _bridges(facts: NcclFacts) -> Iterator[Note]:

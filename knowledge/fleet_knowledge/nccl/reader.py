@@ -78,7 +78,8 @@ class NcclReader:
     def _take(self, message: Message) -> None:
         self._follows_error = message.text.endswith("Last error:")
         if message.level in ("", "WARN", "ABORT"):
-            self._judge(message.text)
+            nvls = message.level == "WARN" and "nvls.cc:" in message.file
+            self._judge(f"nvls.cc: {message.text}" if nvls else message.text)
         if message.level == "WARN":
             self._warn(message)
         elif message.level:
@@ -131,6 +132,8 @@ class NcclReader:
             self._seen["p2p_off"] = True
         if "iommu=pt" in message.text:
             self._seen["iommu"] = True
+        if "NUMA auto balancing" in message.text:
+            self._seen["numa_balancing"] = True
         return self._transports.take(message.text)
 
     def _setting(self, message: Message) -> bool:
