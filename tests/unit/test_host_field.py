@@ -76,6 +76,11 @@ def test_f06_lscpu_is_read_in_other_languages_and_nodes_without_processors_do_no
     assert recognise(texts[-1]) is None
 
 
+def test_the_number_of_processors_is_found_under_a_label_of_any_language() -> None:
+    lines = "Xarch: x86_64\nXcpus: 96\nXlist: 0-95\nXname: Intel(R) Xeon(R) 6972P\nXthreads: 2\nXcores: 24\nXsockets: 2\nNUMA X: 2\n"
+    assert told(lines) | {"cpus": 96, "sockets": 2, "cores_per_socket": 24, "threads_per_core": 2} == told(lines)
+
+
 def test_f07_what_makes_two_equal_hosts_unequal_is_told_with_the_least_of_each() -> None:
     hosts, expected = case("F07")
     found = told(json.dumps(hosts))

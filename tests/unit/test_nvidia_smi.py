@@ -156,6 +156,12 @@ def test_the_plain_table_gives_memory_power_faults_and_processes() -> None:
         ("bash: nvidia-smi: command not found", "no_gpu"),
         ("Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset", "gpu_lost"),
         ("[  99.1] NVRM: Xid (PCI:0000:0b:00): 94, pid=1, Contained: SM (0x1). RST: No", "gpu_ecc_error"),
+        ("[  99.1] NVRM: Xid (PCI:0000:0b:00): 119, pid=7, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP!",
+         "gpu_fault"),
+        ("[  99.1] NVRM: Xid (PCI:0000:0b:00): 31, pid=7, name=python3, MMU Fault: ENGINE GRAPHICS faulted", "gpu_fault"),
+        ("NVRM: API mismatch: the client has the version 570.86.15, but", "driver_mismatch"),
+        ('docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].', "no_gpu"),
+        ("nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.", "no_gpu"),
         ("[  99.1] NVRM: Xid (PCI:0000:0b:00): 74, pid='<unknown>', NVLink: fatal error detected on link 6", "nvlink_error"),
     ],
 )  # fmt: skip
@@ -163,6 +169,49 @@ def test_each_state_of_a_host_has_a_class_that_is_known_and_a_hint(line: str, fa
     found = told(f"$ nvidia-smi\n{line}\n")
     assert (found["failure_class"], found["host_state"]) == (failure_class, "degraded")
     assert failure_class in FAILURES and found["hint"] and found["cause_line"] in line
+
+
+LOST_TABLE = """|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |                    0 |
+|ERR!   ERR! ERR!            ERR! / ERR!  |  GPU is lost           |     ERR!     Default |
+|   1  NVIDIA H100 80GB HBM3          On  |   00000000:2B:00.0 Off |                    0 |
+| N/A   34C    P0             71W /  700W |   66120MiB /  81559MiB |      7%      Default |
+"""
+
+
+def test_a_gpu_that_is_lost_amid_the_table_takes_nothing_of_the_next_ones_line() -> None:
+    first, second = read_table(LOST_TABLE)
+    assert (first.fault, first.memory_mib, first.power_limit_w, second.memory_mib) == ("GPU is lost", None, None, 81559)
+    found = told(LOST_TABLE)
+    assert found["failure_class"] == "gpu_lost" and found["cause_line"] in LOST_TABLE and "GPU is lost" in found["cause_line"]
+
+
+def test_a_table_without_memory_figures_still_gives_the_rest() -> None:
+    head = LOST_TABLE.splitlines()[2].replace("H100 80GB HBM3", "GB10")
+    body = "| N/A   41C    P8              4W /  N/A  | Not Supported          |      3%      Default |"
+    (only,) = read_table(f"{head}\n{body}\n")
+    assert (only.temperature_c, only.power_w, only.utilisation_percent, only.memory_mib) == (41, 4, 3, None)
+
+
+def test_one_gpu_in_two_spellings_of_its_address_is_one() -> None:
+    off = "GPU has fallen off the bus."
+    lines = f"NVRM: Xid (PCI:0000:9d:00): 79, pid='<unknown>', {off}\nNVRM: GPU 0000:9d:00.0: {off}\n"
+    assert told(lines)["bus_ids"] == ["0000:9d:00"]
+
+
+def test_a_gpu_without_power_is_not_told_to_be_rebooted() -> None:
+    reason = "Unable to communicate with GPU because it is insufficiently powered."
+    found = told(f"Unable to determine the device handle for gpu 0000:C1:00.0: {reason}\n")
+    assert found["failure_class"] == "gpu_lost" and "power cable" in found["hint"] and "Xid" not in found["hint"]
+
+
+def test_what_a_list_tells_of_the_others_is_kept_beside_a_lost_gpu() -> None:
+    found = told("GPU 0: NVIDIA L40S (UUID: GPU-1)\nUnable to determine the device handle for gpu 0000:43:00.0: Unknown Error\n")
+    assert [gpu["index"] for gpu in found["gpus"]] == [0]
+
+
+def test_a_damaged_inforom_is_a_warning() -> None:
+    found = told(TABLE.replace("ERR!", "N/A ") + "WARNING: infoROM is corrupted at gpu 0000:2B:00.0\n")
+    assert any(warning["code"] == "inforom" and "0000:2B:00.0" in warning["message"] for warning in found["warnings"])
 
 
 def test_a_reset_is_another_cure_than_a_reboot() -> None:

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _NOTHING = ("", "n/a", "not supported", "unknown error", "requested functionality has been deprecated")
 _BROKEN = re.compile(r"\[?(Unknown Error|GPU is lost|GPU requires reset)\]?|ERR!", re.I)
 _TABLE_HEAD = re.compile(r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s+\S+\s*\|\s*(\S+)\s*\|", re.M)
-_TABLE_BODY = re.compile(r"^\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+)\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|\s*(\S+)", re.M)
+_TABLE_BODY = re.compile(r"[^\n]*\n\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+)\s*\|\s*([^|\n]*?)\s*\|\s*(\S+)")
 _TABLE_DRIVER = re.compile(r"Driver Version: (\S+)")
 
 
@@ -155,8 +155,9 @@ def read_table(text: str) -> tuple[Gpu, ...]:
     driver = _TABLE_DRIVER.search(text)
     found = []
     for head in _TABLE_HEAD.finditer(text):
-        body = _TABLE_BODY.search(text, head.end())
-        cells = body.groups() if body else ("",) * 8
+        body = _TABLE_BODY.match(text, head.end())
+        cells = body.groups() if body else ("",) * 7
+        used, _, total = cells[5].partition("/")
         found.append(
             Gpu(
                 int(head[1]),
@@ -167,11 +168,17 @@ def read_table(text: str) -> tuple[Gpu, ...]:
                 temperature_c=number(cells[1]),
                 power_w=number(cells[3]),
                 power_limit_w=number(cells[4]),
-                memory_used_mib=number(cells[5]),
-                memory_mib=number(cells[6]),
-                utilisation_percent=number(cells[7]),
+                memory_used_mib=number(used),
+                memory_mib=number(total),
+                utilisation_percent=number(cells[6]),
                 uncorrected_errors=number(head[5]),
-                fault="ERR!" if "ERR!" in (*cells, head[3], head[5]) else None,
+                fault=_table_fault(*cells, head[3], head[5]),
             )
         )
     return tuple(found)
+
+
+def _table_fault(*cells: str) -> str | None:
+    """The words of a cell that tell most of what is wrong."""
+    broken = [found[0].strip("[]") for cell in cells if (found := _BROKEN.search(cell))]
+    return max(broken, key=len, default=None)

@@ -7,6 +7,7 @@ place: threads a core, cores a socket and sockets follow each other, and their p
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ _LABELS: Mapping[str, str] = {
     "|số lõi mỗi đế cắm|每个座的核数|每通訊端核心數",
     "sockets": "socket(s)|patic|sokler|sockel|«socket(s)»|cpu podnožja|ソケット数|cpu-voeten|gniazd|sockets|soquete(s)|сокетов|uttag"
     "|soket(ler)|сокети|số đế cắm|座",
-    "cpus": "cpu(s)|počet cpu|cpu'er|processeur(s)|cpu(-a)|cpu|cpu's|cpu(er)|i̇şlemciler|процесори|prozessor(en)",
+    "cpus": "cpu(s)|počet cpu|cpu'er|processeur(s)|cpu(-a)|cpu|cpu's|cpu(er)|i̇şlemciler|процесори|prozessor(en)|وحدات المعالجة",
 }
 _WORDS = {label: name for name, labels in _LABELS.items() for label in labels.split("|")}
 
@@ -95,6 +96,7 @@ def _from_lines(pairs: Pairs) -> Processors:
     cpus, threads, cores, sockets = (_number(pairs, name) for name in ("cpus", "threads", "cores", "sockets"))
     if None in (threads, cores, sockets):
         threads, cores, sockets = _by_place(pairs, cpus) or (threads, cores, sockets)
+    cpus = cpus or _product(pairs, threads, cores, sockets)
     nodes = _nodes(pairs)
     told = next((int(value) for label, value in pairs if _is_node_count(label, value)), None)
     with_cpus = sum(bool(cpus) for cpus in nodes.values()) if nodes else None
@@ -115,6 +117,12 @@ def _by_place(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] | None:
         if threads and cores and sockets and threads * cores * sockets == total and threads <= 8:
             return threads, cores, sockets
     return None
+
+
+def _product(pairs: Pairs, *sizes: int | None) -> int | None:
+    """The number of CPUs under a label that is not known: the one that the other three multiply to."""
+    total = math.prod(size or 0 for size in sizes)
+    return total if total and str(total) in (value for _, value in pairs) else None
 
 
 def _model(pairs: Pairs) -> str | None:

@@ -37,6 +37,13 @@ def _symptom(pattern: str, failure_class: str, hint: str = "") -> Symptom:
     return Symptom(re.compile(pattern, re.I), failure_class, hint or FAILURES[failure_class].hint)
 
 
+_UNPOWERED = "The GPU gets too little power: a power cable is missing or loose, or its supply failed. Switch the host off, and reseat them."
+_KERNEL_FAULT = "The GPU's own firmware failed a request (Xid): reset the GPU or reboot, and drain the host when it comes back."
+_PROGRAM_FAULT = (
+    "A program on the GPU did something illegal (Xid): most often a bug of the server's version with these arguments. Try once more on"
+    " another GPU; when it follows the GPU, reset it."
+)
+_TOOLKIT = "The container runtime cannot give GPUs: install the NVIDIA Container Toolkit; `nvidia-smi` on the host itself must work."
 _REBOOT = "An update of the driver left the old kernel module loaded: reboot, or reload the modules; restart containers too."
 _CGROUP = (
     "The container lost its devices (often after `systemctl daemon-reload` with the systemd cgroup driver), or the GPU was lost: restart"
@@ -57,6 +64,10 @@ SYMPTOMS = (
              "No driver is installed here, or the container was started without its GPUs (--gpus all, the nvidia runtime)."),
     _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:48|63|64|94|95),", "gpu_ecc_error"),
     _symptom(r"NVRM: Xid \(PCI:[^)]*\): 74,", "nvlink_error"),
+    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:61|62|69|109|119|120|140|143|154),", "gpu_fault", _KERNEL_FAULT),
+    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:8|13|31|43|45),", "gpu_fault", _PROGRAM_FAULT),
+    _symptom(r"NVRM: API mismatch", "driver_mismatch", _REBOOT),
+    _symptom(r"could not select device driver .*gpu|nvidia-container-cli: [\w ]*error", "no_gpu", _TOOLKIT),
 )  # fmt: skip
 
 
@@ -79,7 +90,8 @@ def lost_gpus(text: str) -> dict[str, str]:
     found = sorted((match.start(), match[1], " ".join(match[2].split())) for pattern in _BUS_LOST for match in pattern.finditer(text))
     said: dict[str, str] = {}
     for _, bus, reason in found:
-        said.setdefault(bus, reason)
+        if not any(bus.startswith(known) or known.startswith(bus) for known in said):
+            said[bus] = reason
     return said
 
 
@@ -92,7 +104,8 @@ def _lost(lost: Mapping[str, str], line: str) -> dict[str, Any]:
     reset_only = bool(lost) and all("requires reset" in reason.lower() for reason in lost.values())
     where = f"GPU at {next(iter(lost))} is" if len(lost) == 1 else f"GPUs at {', '.join(lost)} are" if lost else "GPU is"
     failure = FAILURES["gpu_lost"]
-    hint = (
+    unpowered = bool(lost) and all("powered" in reason.lower() for reason in lost.values())
+    hint = _UNPOWERED if unpowered else (
         f"The {where} stopped after an error and must be reset: drain the host, then `nvidia-smi -r` or reboot."
         if reset_only
         else f"The {where} gone (Xid 79 in dmesg): the host needs a reboot, often a cold power cycle; take it out of the pool and"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from fleet_knowledge.host.gpu import Gpu
 from fleet_knowledge.host.table import plain
 from fleet_knowledge.host.topology import Topology, read_topology
 
+_DAMAGED = re.compile(r"infoROM is corrupted at gpu (\S+)", re.I)
+_INFOROM = "the GPU works, but its stored errors and limits may be wrong: have the card looked after"
 _SHORT = 40  # lines: a terminal's paste, where one line may tell the state of the host
 
 
@@ -60,6 +63,8 @@ def _topology(text: str) -> dict[str, Any] | None:
 
 def _wires(found: Topology) -> str:
     """What of a table matters, in a line for a person."""
+    if found.peer_access is not None:
+        return "GPUs reach each other's memory" if found.peer_access else "not all GPUs reach each other's memory (peer access)"
     numa = " ".join("-" if node is None else str(node) for node in found.numa.values())
     islands = " | ".join(",".join(map(str, island)) for island in found.islands)
     nics = ", ".join(f"{gpu} {nic or 'none'}" for gpu, nic in found.nearest_nic.items())
@@ -73,7 +78,7 @@ def _state(text: str) -> dict[str, Any] | None:
     if not telling or (len(lines) > _SHORT and telling * 2 < len(lines)) or "Traceback (most recent call last)" in text:
         return None
     state = nvidia_smi.read_state(text)
-    return _told("nvidia_smi", gpus=[], **state) if state else None
+    return _told("nvidia_smi", gpus=[gpu.told() for gpu in listing.read_list(text)], **state) if state else None
 
 
 def _processes(text: str) -> dict[str, Any] | None:
@@ -97,6 +102,8 @@ def _of_gpus(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
     least = ", ".join(f"{name} {value}" for name, value in compare.slowest(gpus).items())
     models = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
     summary = f"{len(gpus)} GPUs ({models})" + (f"; the least of each: {least}" if least else "")
+    damaged = (compare.Warn("inforom", f"the infoROM of the GPU at {bus} is damaged", _INFOROM) for bus in _DAMAGED.findall(text))
+    warnings += [warn.to_json() for warn in damaged]
     told = _told("nvidia_smi", gpus=[gpu.told() for gpu in gpus], slowest=compare.slowest(gpus), warnings=warnings, summary=summary)
     told |= {"host_state": "unequal" if warnings else "ok", "fabric": _fabric(gpus)}
     told |= {"processes": leftovers.explain(processes)["holders"]} if (processes := leftovers.read_processes(text)) else {}
@@ -104,7 +111,8 @@ def _of_gpus(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
     if broken:
         lost = any("lost" in (gpu.fault or "").lower() for gpu in broken)
         hint = "A GPU does not answer in part: dmesg tells why (Xid). Drain the host and reset the GPU or reboot before you measure here."
-        told |= {"host_state": "degraded", "failure_class": "gpu_lost" if lost else "gpu_fault", "hint": hint}
+        line = next((line.strip() for line in text.split("\n") if str(broken[0].fault) in line), None)
+        told |= {"host_state": "degraded", "failure_class": "gpu_lost" if lost else "gpu_fault", "cause_line": line, "hint": hint}
     if wrong := fabric.message(gpus):
         told |= {"host_state": "degraded", "failure_class": fabric.FAILURE_CLASS, "cause_line": wrong, "hint": fabric.hint()}
     return told

@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from fleet_knowledge.host.paths import PEER_ACCESS, path
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|\x1b[=>]|[\x0e\x0f]")
+_BEFORE = (
+    re.compile(r"^[ ]?>[ ]?", re.M),
+    re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)[ ]?", re.M),
+    re.compile(r"^[\w.-]+[ ]+\|[ ]", re.M),
+)
 _DEVICE = r"GPU ?\d+(?:[ /:]+MIG[ -]?\d+)?"
 _WORD = re.compile(rf"CPU Affinity|NUMA Affinity|GPU NUMA ID|{_DEVICE}|\S+")
 _LABEL = re.compile(rf"\s*({_DEVICE}|(?:MIG|NIC)[ -]?\d+|[a-z][a-z0-9]*_[\w-]+)", re.I)
@@ -44,8 +49,14 @@ class Matrix:
 
 
 def plain(text: str) -> str:
-    """The text without terminal codes and carriage returns."""
-    return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
+    """The text without terminal codes, carriage returns, and what a log or a quotation puts before each line."""
+    clean = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
+    return next((pattern.sub("", clean) for pattern in _BEFORE if _stands_before_all(pattern, clean)), clean)
+
+
+def _stands_before_all(pattern: re.Pattern[str], text: str) -> bool:
+    lines = [line for line in text.split("\n") if line.strip()]
+    return len(lines) > 1 and all(pattern.match(line) for line in lines)
 
 
 def gpu_index(label: str) -> int | None:

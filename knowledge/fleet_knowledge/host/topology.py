@@ -15,6 +15,7 @@ from typing import Any
 from fleet_knowledge.host import amd, paths
 from fleet_knowledge.host.table import Matrix, gpu_index, plain, read_matrix
 
+_OWN_NODE = re.compile(r"(\d+)(?:,\d+-\d+)?")  # Grace Blackwell: its processor's node, then those of GPU memory, `0,2-17`
 _NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
 
 
@@ -144,6 +145,12 @@ def _islands(pairs: Pairs, indices: Sequence[int]) -> tuple[tuple[int, ...], ...
     return tuple(sorted({tuple(sorted(members)) for members in island.values()}))
 
 
+def _between(pairs: Pairs, islands: Sequence[tuple[int, ...]]) -> Iterable[str]:
+    """The paths that leave an island."""
+    home = {index: island for island in islands for index in island}
+    return (path for (first, second), path in pairs.items() if path and home[first] != home[second])
+
+
 def _affinity(found: Matrix, label: str, name: str) -> str:
     row = found.rows.get(label)
     return row.affinities.get(name, "") if row else ""
@@ -156,7 +163,7 @@ def _cpus(found: Matrix, labels: Labels) -> dict[str, str]:
 def _numa(found: Matrix, labels: Labels) -> dict[str, int | None]:
     """A GPU near several nodes (`0-1`) has none of its own."""
     words = {labels[index]: _affinity(found, labels[index], "NUMA Affinity") for index in sorted(labels)}
-    return {label: int(word) if word.isdecimal() else None for label, word in words.items()}
+    return {label: int(own[1]) if (own := _OWN_NODE.fullmatch(word)) else None for label, word in words.items()}
 
 
 def _sockets(numa: Mapping[str, int | None], cpus: Mapping[str, str]) -> int | None:
@@ -196,7 +203,9 @@ def _notes(found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int |
     islands = _islands(pairs, sorted(labels))
     worst = paths.farthest(path for path in pairs.values() if path)
     if len(islands) > 1 and worst:
-        yield f"a server over more than the {max(map(len, islands))} GPUs of an island goes over {worst}"
+        nearest = min(_between(pairs, islands), key=paths.distance, default=worst)
+        way = worst if nearest == worst else f"{nearest} to {worst}, by the GPUs that it gets"
+        yield f"a server over more than the {max(map(len, islands))} GPUs of an island goes over {way}"
     if _interconnect(pairs, labels) == "pcie":
         yield "no NVLink: SGLang's custom all-reduce is off above two GPUs; compare only with hosts of the same class"
     nodes = [node for node in numa.values() if node is not None]
@@ -240,9 +249,11 @@ def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
 def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
     counts = {pair: paths.links(path) for pair, path in pairs.items() if paths.links(path)}
     most = max(counts.values(), default=0)
-    fewer = [f"GPU{first}-GPU{second} NV{count}" for (first, second), count in counts.items() if count < most]
-    if fewer and len(fewer) * 2 < len(counts):
-        yield f"fewer NVLinks than the NV{most} of the others: {', '.join(fewer)}; a link may be down (`nvidia-smi nvlink -s`)"
+    fewer = {pair: count for pair, count in counts.items() if count < most}
+    of_one_gpu = bool(fewer) and bool(set.intersection(*map(set, fewer)))
+    if fewer and (of_one_gpu or len(fewer) * 2 < len(counts)):
+        told = ", ".join(f"GPU{first}-GPU{second} NV{count}" for (first, second), count in fewer.items())
+        yield f"fewer NVLinks than the NV{most} of the others: {told}; a link may be down (`nvidia-smi nvlink -s`)"
 
 
 def _gpus(indices: Sequence[int]) -> str:
