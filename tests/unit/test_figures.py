@@ -352,3 +352,35 @@ def test_no_json_makes_a_reader_raise(value: Any) -> None:
 @pytest.mark.parametrize("unit", ["=", " ", "| 1", "9", "acc_length=", "Warmup Begin", "\n", "sglang:x{a=\"b\",", "1/2 [", "x: "])
 def test_a_hostile_text_costs_no_more_than_its_length(unit: str) -> None:
     assert recognise(unit * (200_000 // len(unit))) is None
+
+
+def test_a_summary_that_tells_its_failed_requests_needs_no_other_count() -> None:
+    counts = "Successful requests: 95\nFailed requests: 5\nMaximum request concurrency: 16\n"
+    text = counts + "Output token throughput (tok/s): 900.0\nMean TTFT (ms): 10.0\n"
+    (found,) = serving.read(text)
+    assert (found.status, found.requested, found.failed, found.figures["concurrency"]) == ("partial", 100, 5, 16)
+    assert not found.warnings and "5 %" in found.hint
+    (whole,) = serving.read(text.replace("Failed requests: 5", "Failed requests: 0"))
+    assert (whole.status, whole.failed) == ("ok", 0)
+
+
+def test_no_time_between_tokens_is_no_time_of_zero() -> None:
+    text = "Successful requests: 8\nTotal generated tokens: 8\nMean TTFT (ms): 91.5\nMean ITL (ms): 0.00\nP99 ITL (ms): 0.00\n"
+    (found,) = serving.read(text)
+    assert found.invalid == ("itl",) and "mean_ttft_ms" in found.valid and "mean_itl_ms" not in found.valid
+    assert found.status == "ok" and any("between tokens" in warning for warning in found.warnings)
+
+
+def test_a_hit_rate_in_percent_becomes_a_share() -> None:
+    shown = recognise('sglang:cache_hit_rate{name="m"} 62.5\nsglang:gen_throughput{name="m"} 1.0\n')
+    assert shown is not None and shown["cache_hit_rate"] == 0.625
+
+
+def test_shares_and_lengths_of_data_parallel_ranks_are_not_summed() -> None:
+    ranks = "".join(f'sglang:{name}{{dp_rank="{rank}"}} {value}\n' for name, *values in (
+        ("cache_hit_rate", 0.6, 0.8), ("spec_accept_length", 2.0, 3.0), ("token_usage", 0.2, 0.4), ("gen_throughput", 10, 20),
+    ) for rank, value in enumerate(values))  # fmt: skip
+    shown = recognise(ranks)
+    assert shown is not None
+    figures = (shown["cache_hit_rate"], shown["accept_len"], shown["token_usage"], shown["gen_throughput"])
+    assert figures == pytest.approx((0.7, 2.5, 0.3, 30.0))

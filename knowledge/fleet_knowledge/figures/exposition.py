@@ -73,6 +73,12 @@ def total(samples: Iterable[Sample], name: str, where: Mapping[str, str] | None 
     return math.fsum(figures.values()) if figures else None
 
 
+def mean(samples: Iterable[Sample], name: str) -> float | None:
+    """A share or a length of the server, which data-parallel ranks do not add up to: the mean over them; None without a number."""
+    figures = _figures(samples, name, {})
+    return math.fsum(figures.values()) / len(figures) if figures else None
+
+
 def per_label(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
     """The figure by each value of `label`, such as `dp_rank` or `category`; without series that lack it."""
     found: dict[str, float] = {}

@@ -9,7 +9,8 @@ from typing import Any
 from fleet_knowledge.figures import accept, exposition, one_batch, runs, send_one, server_info, serving, window
 from fleet_knowledge.figures.device_timer import DeviceTimes
 
-_SHOWN = ("gen_throughput", "num_running_reqs", "num_queue_reqs", "cache_hit_rate", "generation_tokens_total", "spec_accept_rate")
+_SHOWN = ("gen_throughput", "num_running_reqs", "num_queue_reqs", "generation_tokens_total")
+_SHARES = ("cache_hit_rate", "spec_accept_rate", "token_usage")
 _MOST_SAMPLES = 500
 
 
@@ -40,13 +41,19 @@ def _metrics(text: str) -> Mapping[str, Any] | None:
     if not exposition.is_sglang(samples):
         return None
     since_start = window.of_counters(window.Counters(0.0, 0.0), window.Counters.of_text(text))
-    gauge = window.of_average(exposition.total(samples, "sglang:spec_accept_length"))
+    gauge = window.of_average(exposition.mean(samples, "sglang:spec_accept_length"))
     told = {name: exposition.total(samples, f"sglang:{name}") for name in _SHOWN}
+    told |= {name: _share(exposition.mean(samples, f"sglang:{name}")) for name in _SHARES}
     return {
         "kind": "metrics", **told, **_accepted(window.best(since_start, gauge)),
         "per_dp": exposition.per_label(samples, "sglang:gen_throughput", "dp_rank"),
         "device_seconds": dict(DeviceTimes.of_samples(samples).seconds), "samples": _shown(samples),
     }  # fmt: skip
+
+
+def _share(value: float | None) -> float | None:
+    """Servers of 2024 wrote the hit rate in percent."""
+    return value / 100 if value is not None and value > 1 else value
 
 
 def _shown(samples: Sequence[exposition.Sample]) -> list[list[Any]]:

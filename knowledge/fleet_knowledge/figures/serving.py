@@ -22,7 +22,9 @@ _COUNTED = {
     "traffic request rate": "request_rate",
     "max request concurrency": "concurrency",
     "max reqeuest concurrency": "concurrency",  # 0.4.1
+    "maximum request concurrency": "concurrency",  # of the tool that SGLang's was made of, as other harnesses run it
     "successful requests": "completed",
+    "failed requests": "failed",
     "benchmark duration (s)": "duration_s",
     "total input tokens": "total_input_tokens",
     "total generated tokens": "total_output_tokens",
@@ -36,6 +38,7 @@ _COUNTED = {
     "concurrency": "achieved_concurrency",
     "accept length": "accept_len",
     "cache hit rate": "cache_hit_rate",
+    "last generation throughput (tok/s)": "last_gen_tok_s",  # bench_offline_throughput
 }
 _JSON = {
     "backend": "backend",
@@ -56,7 +59,7 @@ _JSON = {
 }
 # Words of these alone make no summary of this tool: other benchmarks print them too.
 _SURE = frozenset({"completed", "total_output_tokens", "retokenized", "output_tok_s", "peak_output_tok_s"})
-_WHOLE = frozenset({"completed", "total_input_tokens", "total_output_tokens", "retokenized", "concurrency", "peak_concurrency"})
+_WHOLE = frozenset({"completed", "total_input_tokens", "total_output_tokens", "retokenized", "concurrency", "peak_concurrency", "failed"})
 _FIRST_TOKEN = ("ttft", "tpot", "itl", "peak")
 _RETOKENIZED_APART = 0.05
 _LINE_LIMIT = 400
@@ -70,6 +73,7 @@ UNSEEN = (
     "The client did not see the output as it came (reasoning_content is not read by older clients of the chat API): its latencies are "
     "placeholders, not values. Use a newer client or the native /generate backend."
 )
+NO_GAPS = "there is no time between tokens: each answer was one token, or came in one piece; 0.00 is no value"
 NOT_STREAMED = "The answers were not streamed: the time to first token is that of the whole answer, and there is no time between tokens."
 
 
@@ -118,11 +122,15 @@ def read(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
 
 def judged(figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True) -> ServingSummary:
     """The summary with what may be believed of it. Partial outweighs latencies that are placeholders."""
-    completed = figures.get("completed")
+    completed, lost = figures.get("completed"), figures.get("failed")
+    if requested is None and isinstance(completed, int) and isinstance(lost, int):
+        requested = completed + lost
     failed = max(0, requested - completed) if requested is not None and isinstance(completed, int) else None
     unseen = _unseen(figures)
     invalid = tuple(kind for kind in _FIRST_TOKEN if (unseen or not streamed) and _of_kind(figures, kind))
-    valid = tuple(name for name in figures if name != "retokenized" and not any(_is_of(name, kind) for kind in invalid))
+    blank = not invalid and figures.get("mean_itl_ms") == 0
+    kinds = ("itl",) if blank else invalid
+    valid = tuple(name for name in figures if name != "retokenized" and not any(_is_of(name, kind) for kind in kinds))
     status, hint = "ok", ""
     if invalid or unseen:
         status, hint = "invalid_latency", UNSEEN if unseen else NOT_STREAMED
@@ -130,7 +138,8 @@ def judged(figures: Mapping[str, Any], requested: int | None = None, *, streamed
         status, hint = "partial", LOST.format(share=100 * failed / requested)
     if completed == 0:
         status, hint, valid = "failed", NONE_DONE, ()
-    return ServingSummary(figures, requested, status, failed, valid, invalid, hint, tuple(_warnings(figures, requested, unseen=unseen)))
+    warnings = (*_warnings(figures, requested, unseen=unseen), *([NO_GAPS] if blank else []))
+    return ServingSummary(figures, requested, status, failed, valid, kinds, hint, warnings)
 
 
 def _unseen(figures: Mapping[str, Any]) -> bool:
