@@ -173,3 +173,26 @@ def test_a_line_inside_json_is_read_as_the_line(key: str) -> None:
     assert (told(log).failure_class, told(log).rank, told(log).cause_line) == (
         "cuda_oom", "TP2", "torch.OutOfMemoryError: CUDA out of memory.",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("frame", "failure_class"), [("/s/srt/server_args.py", "argument_error"), ("/s/srt/configs/model_config.py", "launch_crashed")]
+)
+def test_what_the_check_of_arguments_raised_is_about_arguments(frame: str, failure_class: str) -> None:
+    frames = f'  File "/s/srt/server_args.py", line 9, in f\n  File "{frame}", line 7, in g\n'
+    log = f"Traceback (most recent call last):\n{frames}ValueError: no\n"
+    assert told(log).failure_class == failure_class
+    assert told(log + log).failure_class == failure_class
+
+
+@pytest.mark.parametrize("end", ["srv-1 exited with code 143", "srv-1 exited with code 137", "Killed"])
+def test_how_a_stopped_server_ended_is_no_failure(end: str) -> None:
+    ready = "[2025-06-01 10:00:00] The server is fired up and ready to roll!\n"
+    asked = "[2025-06-01 10:01:00] SIGTERM received. signum=15 frame=None. Draining requests and shutting down...\n"
+    assert told(f"{ready}{asked}{end}\n").state == "stopped"
+    assert told(ready + end + "\n").state == ("stopped" if "143" in end else "failed")
+
+
+def test_a_killed_detokenizer_is_a_killed_process() -> None:
+    line = "[2025-06-01 10:00:00] Subprocess detokenizer (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    assert told(line).failure_class == "killed"

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 from fleet_knowledge.log.lines import Line
 from fleet_knowledge.log.phases import CAPTURE_GRAPH, INIT_DIST, LOAD_WEIGHT, READY, SERVING, START
 from fleet_knowledge.log.privacy import shown
-from fleet_knowledge.log.symptom import ECHO, LAST, Symptom
+from fleet_knowledge.log.symptom import ECHO, LAST, ROOT, Symptom, row
 from fleet_knowledge.log.symptoms import is_exception, symptom_of
 
 _MAX_SIGHTINGS = 256
 _CRASH = re.compile(r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)")
 _BARE = "AssertionError"
+# The last frame of a traceback tells who refused; only the launcher's own check of its arguments has these files
+_FRAME = re.compile(r'^\s+File "[^"]*"')
+_ARGUMENTS_FRAME = re.compile(r'^\s+File "[^"]*(?:/server_args\.py|/arg_groups/\w+\.py)"')
+_REFUSED = row("argument_error", r"^(?:ValueError|AssertionError|NotImplementedError)\b", "server_args.py, arg_groups/", ROOT)
 # PyTorch warns of why it sees no GPU, and goes on; the server then finds none
 _CUDA_WARNS = "CUDA initialization: "
 # Out of memory is one wording; what it means is told by where it happens
@@ -55,6 +59,7 @@ class Roots:
     _stamp: str = ""
     _rank: str = ""  # of the scheduler whose traceback follows
     _asserted: str = ""  # the source line of an assertion, for an error that says no more
+    _checks_arguments: bool = False  # the last frame of the traceback is in the check of the arguments
     _clue: Sighting | None = None  # explains why no GPU is seen, and ends nothing by itself
 
     def take(self, line: Line, phase: str, batches: int) -> bool:
@@ -63,7 +68,8 @@ class Roots:
         line = self._with_assertion(line)
         if _CUDA_WARNS in line.text:
             self._hear(line, phase, batches)
-        found = symptom_of(line.text)
+        framed = self._frame(line.text)
+        found = symptom_of(line.text) or self._refused(line.text)
         crash = ("xception" in line.text or "Traceback" in line.text) and bool(_CRASH.search(line.text))
         if line.stamp:
             self._stamp, self._rank = line.stamp, str(line.rank or "") if crash else ""
@@ -72,7 +78,7 @@ class Roots:
         if found:
             self._sight(line, phase, batches, *found)
         if not is_exception(line.text):
-            return crash or found is not None
+            return crash or framed or found is not None
         self._exception, self._exception_order = shown(line.text), self._order
         if self._crash == "":
             self._crash = self._exception
@@ -124,6 +130,19 @@ class Roots:
         elif line.text.startswith("Traceback"):
             self._asserted = ""
         return line
+
+    def _frame(self, text: str) -> bool:
+        """True for a frame in the check of arguments, and for the one that it called."""
+        if not text[:1].isspace() or not _FRAME.match(text):
+            return False
+        before, self._checks_arguments = self._checks_arguments, bool(_ARGUMENTS_FRAME.match(text))
+        return before or self._checks_arguments
+
+    def _refused(self, text: str) -> tuple[Symptom, Mapping[str, str]] | None:
+        if not (self._checks_arguments and is_exception(text)):
+            return None
+        self._checks_arguments = False
+        return (_REFUSED, {}) if _REFUSED.words.match(text) else None
 
     def _hear(self, line: Line, phase: str, batches: int) -> None:
         text = line.text[line.text.index(_CUDA_WARNS) :]

@@ -26,7 +26,7 @@ _SAMPLES = 8
 _TABLES = (symptoms.TELLTALES, notes.TELLTALES, phases.TELLTALES, server_facts.TELLTALES)
 _TELLTALES = {word.lower() for several in _TABLES for word in several}
 _TELLTALES |= {"exiting", "shutting", "sigterm", "shutdown", "finished", "kill_process", "health", "traceback", "ccl", "--model", " batch"}
-_TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable", "cancelled"}
+_TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable", "cancelled", 'file "'}
 # A word that holds another one adds nothing
 _WORDS = tuple(word.encode() for word in sorted(_TELLTALES) if not any(other in word and other != word for other in _TELLTALES))
 _MAX_WARNINGS = 128
@@ -35,11 +35,11 @@ _READY = "The server is fired up"
 _START = "server_args="
 _STOPPED = re.compile(
     r"^(?:INFO: +)?(?:Gracefully exiting|Shutting down|SIGTERM received|Application shutdown complete|Finished server process)"
-    r"|kill_process_tree called|^slurmstepd: error: .*CANCELLED AT"
+    r"|kill_process_tree called|^slurmstepd: error: .*CANCELLED AT|exited with code (?:130|143)\b"
 )
-_STOPS = ("exiting", "Shutting", "SIGTERM", "shutdown", "Finished", "kill_process", "CANCELLED")
-# What the ranks of a server that is being ended say of each other
-_PARTING = re.compile(r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked ")
+_STOPS = ("exiting", "Shutting", "SIGTERM", "shutdown", "Finished", "kill_process", "CANCELLED", "exited")
+# What is said of a server that is being ended, by its ranks of each other and by what ended it
+_PARTING = re.compile(r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked |^Killed\b|exited with code 137\b|status=9/KILL")
 _HEALTH_FAILED = "Health check failed"
 _HEARTBEAT = re.compile(r"last_heartbeat time: (\d\d:\d\d:\d\d)")
 _MOVES = re.compile(

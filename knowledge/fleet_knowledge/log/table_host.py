@@ -217,7 +217,7 @@ HOST = (
         "jit_compile_failed",
         "Ninja is required|Error building extension|nvcc(?: not found|: not found|.* failed)|ptxas "
         "(?:fatal|error)|CUDA_HOME environment variable is not set|Could not find nvcc|NVCC compilation "
-        "failed|RuntimeError: .*(?:compil(?!er_depend)).*fail|Failed to find C compiler|PTXASError",
+        "failed|RuntimeError: .*(?:[Cc]ompil(?!er_depend)).*[Ff]ail|Failed to find C compiler|PTXASError",
         "torch cpp_extension, triton, flashinfer",
     ),
     row(

@@ -133,7 +133,7 @@ SERVING = (
     ),
     row(
         "killed",
-        r"Subprocess (?:\w*scheduler)_(?P<rank>\d+) .*crashed with exit code (?P<exit_code>-9)\b",
+        r"Subprocess (?:\w*scheduler_(?P<rank>\d+)|\w+) .*crashed with exit code (?P<exit_code>-9)\b",
         "engine.py; SIGKILL of a scheduler",
         ECHO,
         between=Between("0.5.13"),
@@ -190,5 +190,5 @@ SERVING = (
         AFTER,
     ),
     row("killed", r"code=killed, status=9/KILL|terminated by signal 9\b", "systemd, time(1)", LAST),
-    row("launch_crashed", r"exited with code (?P<exit_code>[1-9]\d{0,2})\b", "docker compose", LAST),
+    row("launch_crashed", r"exited with code (?!130\b|143\b)(?P<exit_code>[1-9]\d{0,2})\b", "docker compose", LAST),
 )
