@@ -12,10 +12,12 @@ from fleet_knowledge.nccl import remarks
 from fleet_knowledge.nccl.grammar import ALGORITHMS, chosen, without_algorithm
 from fleet_knowledge.nccl.overwritten import overrides_of
 from fleet_knowledge.nccl.pages import table
+from fleet_knowledge.nccl.remarks import of_server, of_variable
 from fleet_knowledge.nccl.values import Outcome, read_number
 from fleet_knowledge.nccl.variable import span
 from fleet_knowledge.nccl.variables import VARIABLES, find, is_known, is_legal, nearest, needs_output_check, whose
 from fleet_knowledge.release import Between, Release
+from fleet_knowledge.sglang.remark import Configuration
 
 GUIDE = Path(__file__).parents[2] / "docs" / "nccl.md"
 ILLEGAL = (
@@ -134,6 +136,22 @@ def test_an_algorithm_without_a_way_back_to_ring_leaves_collectives_out() -> Non
     assert without_algorithm("Tree") == ("AllGather", "ReduceScatter", "Broadcast", "Reduce")
     assert without_algorithm("allreduce:tree") == ()
     assert without_algorithm("nvls,ring;allreduce:pat") == ("AllReduce",)
+
+
+@pytest.mark.parametrize(("value", "hint"), [("NVLS", "allreduce:nvls,ring"), ("NVLSTree", "allreduce:nvlstree,ring")])
+def test_an_algorithm_that_cannot_broadcast_is_told_with_a_second_choice(value: str, hint: str) -> None:
+    (told,) = of_variable("NCCL_ALGO", value)
+    assert (told.severity, told.code) == ("warning", "nccl_algorithm_missing") and "Broadcast" in told.message and hint in told.hint
+    assert not list(of_variable("NCCL_ALGO", f"{value},Ring"))
+
+
+def test_variables_of_the_network_are_in_vain_on_one_host() -> None:
+    env = {"NCCL_IB_HCA": "mlx5_0", "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "LL"}
+    (told,) = of_server(Configuration({"tp_size": 8}, env, gpus=8))
+    assert (told.severity, told.code) == ("info", "nccl_network_unused")
+    assert "NCCL_IB_HCA, NCCL_NET_GDR_LEVEL" in told.message and "SOCKET_IFNAME" not in told.message
+    assert not list(of_server(Configuration({"tp_size": 16}, env, gpus=8, nodes=2)))
+    assert not list(of_server(Configuration({"tp_size": 8}, {**env, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, gpus=8)))
 
 
 def test_a_list_chooses_for_the_collective_it_names() -> None:

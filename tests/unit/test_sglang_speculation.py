@@ -198,3 +198,26 @@ def test_any_arguments_are_judged(args: dict[str, Any], algorithm: str) -> None:
     for configuration in (Configuration(args), Configuration({**args, "speculative_algorithm": algorithm})):
         assert all(each.message for each in (*remarks(configuration), *parallel.remarks(configuration)))
         assert effective(configuration).identity
+
+
+def test_a_size_that_is_refused_is_not_also_told_to_be_adjusted() -> None:
+    assert codes(asked(sizes=(-1, 1, 4))) == ["error spec_bad_size"]
+
+
+def test_a_backend_that_only_newer_versions_can_use_is_told_with_the_version() -> None:
+    (told,) = remarks(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3"))
+    assert (told.severity, told.code) == ("warning", "spec_paged_tree") and "from SGLang 0.5.6" in told.message
+    assert codes(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3", version="0.5.9")) == []
+    assert codes(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3", version="0.5.4")) == ["error spec_paged_tree"]
+
+
+def test_a_model_that_drafts_for_itself_whole_gains_nothing() -> None:
+    assert codes(asked("STANDALONE", model="/d/eagle3")) == ["warning spec_draft_is_model"]
+    assert codes(asked("STANDALONE", model="/d/other")) == []
+
+
+def test_replicas_that_do_not_fit_may_be_meant_as_data_parallel_attention() -> None:
+    (told,) = parallel.remarks(Configuration({"tp_size": 8, "dp_size": 8}, gpus=8))
+    assert told.code == "too_few_gpus" and "enable_dp_attention: true" in told.hint
+    (other,) = parallel.remarks(Configuration({"tp_size": 16}, gpus=8))
+    assert "enable_dp_attention" not in other.hint

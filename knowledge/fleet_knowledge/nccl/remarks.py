@@ -16,6 +16,8 @@ from fleet_knowledge.sglang.environment import WHEN_UNSET
 from fleet_knowledge.sglang.remark import ERROR, INFO, WARNING, Configuration, Remark
 
 _ANY = Between()
+_OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
+_CHOOSE_NETWORK = ("NCCL_IB_DISABLE", "NCCL_NET_PLUGIN")  # read while NCCL looks for a network, on one host too
 _NO_PERFORMANCE = (
     "NCCL_DEBUG",
     "NCCL_CHECK",
@@ -151,12 +153,13 @@ def _outdated(row: Variable, release: Release | None) -> Iterator[Remark]:
 def _algorithm(value: str, release: Release | None) -> Iterator[Remark]:
     """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server fails."""
     left_out = without_algorithm(value)
-    serious = [function for function in left_out if function in ("AllReduce", "AllGather", "ReduceScatter")]
+    serious = [function for function in left_out if function != "Reduce"]
     if serious and FUNCTION_LISTS.holds(release):
         fails = f"their first call ends the server (NCCL {FUNCTION_LISTS})"
         message = f"`NCCL_ALGO={value}` leaves {', '.join(left_out)} without an algorithm: {fails}"
+        second = "" if "ring" in value.lower() else ",ring"
         hint = (
-            f"restrict it to one collective: NCCL_ALGO: allreduce:{value.lower()}"
+            f"restrict it to one collective: NCCL_ALGO: allreduce:{value.lower()}{second}"
             if ";" not in value and ":" not in value
             else "add ring for them"
         )
@@ -179,6 +182,16 @@ def of_server(asked: Configuration) -> Iterator[Remark]:
     if asked.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in asked.env:
         message = "`NCCL_P2P_LEVEL` has no effect beside `NCCL_P2P_DISABLE=1`"
         yield Remark("nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two")
+    yield from _network(asked)
+
+
+def _network(asked: Configuration) -> Iterator[Remark]:
+    """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned off."""
+    names = [name for name in asked.env if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK]
+    forced = all(asked.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
+    if names and not forced and asked.nodes == 1 and asked.size("nnodes") == 1:
+        message = f"{', '.join(names)}: no effect on a server of one host, whose GPUs do not talk over the network"
+        yield Remark("nccl_network_unused", INFO, f"env.{names[0]}", message, "as a level of a factor it can be left out")
 
 
 def can_matter(name: str) -> bool:

@@ -64,7 +64,10 @@ def _gpus(asked: Configuration) -> Iterator[Remark]:
         given = f"gpus is {asked.gpus}" + (f" on each of {asked.nodes} hosts" if asked.nodes > 1 else "")
         message = f"{given}, but the arguments take {needed} ({_product(asked)}), a GPU for each rank: the launch fails"
         hint = "write gpus: 0 with device: cpu in args for a CPU server, or " if asked.gpus == 0 else ""
-        yield Remark("too_few_gpus", ERROR, "gpus", message, hint + f"write gpus: {-(-needed // asked.nodes)}, or smaller sizes")
+        hint += f"write gpus: {-(-needed // asked.nodes)}, or smaller sizes"
+        shared = replicas(asked) > 1 and asked.size("tp_size") * asked.size("pp_size") <= here and asked.gpus > 0
+        hint += "; where data-parallel attention is meant, whose ranks share the GPUs: enable_dp_attention: true" if shared else ""
+        yield Remark("too_few_gpus", ERROR, "gpus", message, hint)
     elif needed < here and is_on_cpu(asked.args):
         yield Remark("gpus_mismatch", WARNING, "gpus", f"gpus is {asked.gpus}, but `device: cpu` takes none", "write gpus: 0")
     elif needed < here:

@@ -36,7 +36,7 @@ _NONE_HINT = f"for a variant without speculation leave out {ALGORITHM} and its s
 
 def _adjusted(asked: Configuration, settled: Settled) -> Iterator[Remark]:
     for change in settled.adjustments:
-        if change.asked is not None:
+        if change.asked is not None and change.used > 0:
             message = f"SGLang runs `{change.argument}` {change.used}, not {change.asked}: {change.why}"
             hint = f"write {change.used}" if change.argument != DRAFT_TOKENS else f"write {change.used} ({STEPS} + 1), or {TOPK} above 1"
             yield Remark("spec_adjusted", WARNING, f"args.{change.argument}", message, hint)
@@ -71,6 +71,9 @@ def _pages(asked: Configuration, settled: Settled) -> Iterator[Remark]:
     message = f"{what} with page_size {page} runs only on {', '.join(able[1])}; {seen} may be refused at launch"
     if sure:
         message = f"{what} with page_size {page} runs only on {', '.join(able[1])}: SGLang refuses {seen}"
+    elif backend:
+        first = next(versions.first for versions, backends in _PAGED_TREES if backend in backends)
+        message = f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older one refuses it at launch"
     hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (f", or {TOPK}: 1" if settled.algorithm in EAGLE_LIKE else "")
     yield Remark("spec_paged_tree", ERROR if sure else WARNING, "args.page_size", message, hint)
 
