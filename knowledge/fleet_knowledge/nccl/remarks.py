@@ -185,11 +185,16 @@ def of_server(asked: Configuration) -> Iterator[Remark]:
     yield from _network(asked)
 
 
-def _network(asked: Configuration) -> Iterator[Remark]:
+def _unused_by_one_host(asked: Configuration) -> tuple[str, ...]:
     """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned off."""
-    names = [name for name in asked.env if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK]
     forced = all(asked.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
-    if names and not forced and asked.nodes == 1 and asked.size("nnodes") == 1:
+    if forced or asked.nodes > 1 or asked.size("nnodes") > 1:
+        return ()
+    return tuple(name for name in asked.env if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK)
+
+
+def _network(asked: Configuration) -> Iterator[Remark]:
+    if names := _unused_by_one_host(asked):
         message = f"{', '.join(names)}: no effect on a server of one host, whose GPUs do not talk over the network"
         yield Remark("nccl_network_unused", INFO, f"env.{names[0]}", message, "as a level of a factor it can be left out")
 
@@ -209,7 +214,8 @@ class Passed:
 
 def passed_by(asked: Configuration, topology: str) -> Passed | None:
     """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it, or none is set that could matter."""
-    varied = tuple(name for name in asked.env if can_matter(name))
+    told = _unused_by_one_host(asked)
+    varied = tuple(name for name, value in asked.env.items() if can_matter(name) and name not in told and not changes_nothing(name, value))
     if not varied or asked.text("device") == "cpu":
         return None
     path = bypass.all_reduce_path(_server(asked, topology))
