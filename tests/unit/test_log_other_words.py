@@ -196,3 +196,22 @@ def test_how_a_stopped_server_ended_is_no_failure(end: str) -> None:
 def test_a_killed_detokenizer_is_a_killed_process() -> None:
     line = "[2025-06-01 10:00:00] Subprocess detokenizer (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
     assert told(line).failure_class == "killed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co')\"), '(Request ID: x)')' thrown while requesting HEAD https://hf.co/o/m",
+        "[2025-06-01 10:00:01 TP0] Failed to import from vllm._C with ImportError('libcudart.so.12: cannot open shared object file')",
+    ],
+)
+def test_what_is_tried_again_or_done_without_is_no_failure(line: str) -> None:
+    assert told(f"[2025-06-01 10:00:00] server_args=ServerArgs(model_path='m')\n{line}\n").state == "starting"
+
+
+def test_a_rank_that_waited_for_the_weights_of_others_is_not_told_as_a_timeout() -> None:
+    noticed = "RuntimeError: Timed out waiting 600000ms for recv operation to complete\n"
+    told_by = "ValueError: TP rank 2 could finish the model loading, but there are other ranks that didn't finish loading.\n"
+    assert told(CRASH + noticed).failure_class == "nccl_timeout"
+    both = told(CRASH + noticed + told_by)
+    assert (both.failure_class, both.rank, both.details["healthy_rank"]) == ("weight_load_incomplete", "", "TP2")

@@ -23,7 +23,7 @@ _REFUSED = row("argument_error", r"^(?:ValueError|AssertionError|NotImplementedE
 _CUDA_WARNS = "CUDA initialization: "
 # Out of memory is one wording; what it means is told by where it happens
 _OOM_BY_PHASE = {START: "oom_weights", INIT_DIST: "oom_weights", LOAD_WEIGHT: "oom_weights", CAPTURE_GRAPH: "oom_cuda_graph"}
-_NARROWER = {"cuda_oom": ("oom_cuda_graph", "oom_kv_cache"), "oom_weights": ("oom_kv_cache",)}
+_NARROWER = {"cuda_oom": ("oom_cuda_graph", "oom_kv_cache"), "oom_weights": ("oom_kv_cache",), "nccl_timeout": ("weight_load_incomplete",)}
 # What ends only a launch: the same words in the log of a ready server are about a request
 _OF_LAUNCH = ("argument_error", "spec_", "parallel_size", "hf_", "model_", "weight", "port_", "dist_", "dependency")
 _GOES_ON = 32  # batch lines after a failure show that it ended nothing
@@ -170,7 +170,8 @@ class Roots:
         """A later line may say more exactly what ran out."""
         for name in _NARROWER.get(first.failure_class, ()):
             for sighting in self.of_class(name):
-                return replace(first, failure_class=name, rank=first.rank or sighting.rank)
+                own = name == "weight_load_incomplete"  # the timeout is how the waiting rank noticed
+                return sighting if own else replace(first, failure_class=name, rank=first.rank or sighting.rank)
         return first
 
     def _launcher_exception(self) -> Sighting | None:

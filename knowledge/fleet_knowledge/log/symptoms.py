@@ -18,6 +18,7 @@ _EXCEPTION = r"^(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Interrupt|Exit|Warni
 _HARMLESS = re.compile(
     r"Ignore import error|^server_args=|To silence this warning|(?i:py-?spy)|Deprecat|UserWarning|^warnings\.warn|^\s*\^+\s*$|NCCL INFO "
     r"|(?:init failed|disabled) \(|[Ww]atchdog soft|soft=True|Health check failed|^Possible solutions|^\d\. set --|^For debugging"
+    r"|thrown while requesting (?:HEAD|GET)|^Failed to import .* with \w+Error\("
     r"|^Compile with|^CUDA kernel errors|^During handling of|^The above exception was|^INFO: .*\"(?:GET|POST) "
 )
 # Every row's words hold one of these; a quick look that spares most lines the slow one

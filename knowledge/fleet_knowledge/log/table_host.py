@@ -140,7 +140,8 @@ HOST = (
     ),
     row(
         "nvlink_error",
-        "uncorrectable NVLink|Xid[^,]{0,40}?: ?(?:74|14[4-9]|150),|NVLink.*(?:fatal|failure)|cudaErrorNvlinkUncorrectable",
+        "uncorrectable NVLink|Xid[^,]{0,40}?: ?(?:74|14[4-9]|150),|"
+        r"SXid[^,]{0,40}?: ?\d+, Fatal|NVLink.*(?:fatal|failure)|cudaErrorNvlinkUncorrectable",
         "Xid 74; 144 - 150 from Blackwell on",
     ),
     row(
@@ -203,9 +204,10 @@ HOST = (
     ),
     row(
         "jit_compile_failed",
-        r"fatal error: \S+\.(?:h|hpp|cuh): No such file|^(?:ninja|nvcc|gcc|g\+\+|cc|c\+\+|clang\S*|ld\S*|collect2): (?:fatal )?error: |"
+        r"fatal error: \S+\.(?:h|hpp|cuh): No such file|^LLVM ERROR: |"
+        r"^(?:ninja|nvcc|gcc|g\+\+|cc|c\+\+|clang\S*|ld\S*|collect2): (?:fatal )?error: |"
         r"nvcc fatal|No such file or directory: '(?:\S*/)?(?:ninja|nvcc|gcc|g\+\+)'",
-        "compilers; flashinfer issue 4410",
+        "compilers, LLVM in triton; flashinfer issue 4410",
     ),
     row(
         "jit_compile_failed",
