@@ -16,6 +16,7 @@ from fleet_knowledge.log.batches import read_batch
 from fleet_knowledge.log.diagnosis import Diagnosis
 from fleet_knowledge.log.layouts import DIGITS, Layout, Rows, layout_of, rows_of
 from fleet_knowledge.log.lines import Line, read_lines
+from fleet_knowledge.log.sieve import telling
 from fleet_knowledge.log.story import Story
 
 _LONGEST_LINE = 64 * 1024  # bytes; what is longer prints data, and its rest is passed over
@@ -24,6 +25,7 @@ _BLOCK = _LONGEST_LINE  # so a line within one is never too long
 _SHAPES = 8192
 _WAITING = 4096  # batch lines, read together
 _NCCL_WAITING = 4096  # different lines
+_SIEVED_FROM = 2048  # shapes: a log with more has lines that are all unlike, and from there on only those with a telling word are read
 _LOOKS = 64  # at lines of one shape that tell of trouble: the next ones tell nothing new
 _NUMBERS_MATTER = re.compile(rb"[Ee]rror \d|[Ee]rror: \d|exit(?:ed)?\W|[Ee]xit code|[Xx]id|rc=|signal|timeout|status")
 _BAR = re.compile(rb"%\|| Completed \|")
@@ -34,6 +36,11 @@ _ACCESS = re.compile(rb'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS) /[^"]*" (\d\d\d) [
 # Pointers, counters and ids: no two lines are equal with them, and nobody reads them
 _CALL_IDS = re.compile(rb"(?<=opCount )[0-9a-f]+|0x[0-9a-f]+")
 _IDS = re.compile(rb"[0-9a-f]{8,}")
+# A call as NCCL_DEBUG_SUBSYS=COLL tells it; its groups are what is kept
+_CALL = re.compile(
+    rb"([^\x1b\x00{]*? NCCL INFO \w+: opCount )[0-9a-f]+( sendbuff )(?:0x)?[0-9a-f]+( recvbuff )(?:0x)?[0-9a-f]+"
+    rb"( [a-z0-9 ]{1,99} comm )0x[0-9a-f]+( \[nranks=\d+\] stream )0x[0-9a-f]+"
+)
 
 
 @dataclass(slots=True)
@@ -87,6 +94,9 @@ class LogReader:
     _nccl: dict[bytes, int] = field(default_factory=dict)
     _at: int = 0
     _generation: int = 0  # of the actions: how often they were forgotten
+    _unlike: int = 0  # shapes so far
+    _once: set[int] = field(default_factory=set)  # hashes of shapes that the sieve has passed over
+    _sieved_from: int = _SIEVED_FROM
 
     @property
     def phase(self) -> str:
@@ -142,9 +152,10 @@ class LogReader:
     def _take_known(self, lines: Sequence[bytes], shapes: Sequence[bytes]) -> int:
         """How many lines were taken: not all when the actions were forgotten on the way."""
         counted, limit, generation = self._batches, self._read + _WAITING, self._generation
+        worth: list[set[int]] = []  # filled when first needed
         skip, again, layout, nccl_line, nccl = _SKIP, _AGAIN, Layout, _NCCL_LINE, self._nccl
         for index, action in enumerate(map(self._actions.get, shapes)):
-            if action is skip:
+            if action is skip or (action is None and self._is_dull(index, lines, shapes, worth)):
                 continue
             raw = lines[index]
             if action.__class__ is layout:
@@ -169,6 +180,44 @@ class LogReader:
             counted, limit = self._batches, self._read + _WAITING
         self._batches = counted
         return len(lines)
+
+    def _is_dull(self, index: int, lines: Sequence[bytes], shapes: Sequence[bytes], worth: list[set[int]]) -> bool:
+        """Whether the sieve passes over a line of unknown shape; the first shapes of a log are all read."""
+        if self._unlike < self._sieved_from:
+            self._unlike += 1
+            return False
+        if not worth:
+            worth.append(self._worth(lines, shapes, index))
+        return index not in worth[0]
+
+    def _worth(self, lines: Sequence[bytes], shapes: Sequence[bytes], begin: int) -> set[int]:
+        """Which lines of unknown shape, from `begin` on, must be read. NCCL's calls that are like one that waits are counted here."""
+        new = [index for index in range(begin, len(shapes)) if shapes[index] not in self._actions]
+        text = b"\n".join([shapes[index] for index in new])
+        if any(map(text.__contains__, _REQUEST_LOGS)):
+            new = [index for index in new if not any(map(lines[index][:200].__contains__, _REQUEST_LOGS))]
+        calls = {index for index in new if b"opCount" in shapes[index]} if b"opCount" in text else set()
+        new = [index for index in new if index not in calls] if calls else new
+        worth = {new[place] for place in telling([lines[index] for index in new], [shapes[index] for index in new])}
+        self._pass_over([shapes[index] for index in new if index not in worth])
+        return worth | {index for index in calls if not self._is_known_call(lines[index])}
+
+    def _is_known_call(self, raw: bytes) -> bool:
+        found = _CALL.fullmatch(raw)
+        key = b"0".join((*found.groups(), b"")) if found else raw
+        if key not in self._nccl:
+            return False
+        self._nccl[key] += 1
+        return True
+
+    def _pass_over(self, dull: Sequence[bytes]) -> None:
+        """Shapes that tell nothing are known from their second block on: most never come again."""
+        hashes = set(map(hash, dull))
+        if again := hashes & self._once:
+            room = max(_SHAPES - len(self._actions) - 1, 0)
+            known = [shape for shape in dull if hash(shape) in again and len(shape) <= _LONGEST_SHAPE]
+            self._actions.update(dict.fromkeys(known[:room], _SKIP))
+        self._once = hashes if len(self._once) > _SHAPES else self._once | hashes
 
     def _act(self, action: _Action | None, raw: bytes) -> None:
         if isinstance(action, _Answer):

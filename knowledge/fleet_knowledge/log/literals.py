@@ -1,0 +1,125 @@
+"""Owns what literal text a regular expression needs: from a pattern to words of which every match holds one. Searches nothing."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+_PARSER: Any = importlib.import_module("re._parser")
+_MOST = 64  # alternatives that are multiplied out
+_FIXED = frozenset({"AT_BEGINNING", "AT_BEGINNING_STRING", "AT_END", "AT_END_STRING", "ASSERT", "ASSERT_NOT", "ATOMIC_GROUP"})
+_ENOUGH = 6  # letters: a text with more is no rarer
+
+
+def literals_of(pattern: re.Pattern[str]) -> frozenset[str]:
+    """Texts of which every match of the pattern holds one at least; the longest that are sure. Empty: nothing is sure.
+
+    Those of a pattern that ignores case are in small letters, as is all else in it.
+    """
+    tree = _PARSER.parse(pattern.pattern, pattern.flags)
+    found = _required(list(tree), bool(pattern.flags & re.IGNORECASE))
+    shortest = {text for text in found if text and not any(other in text and other != text for other in found)}
+    return frozenset(shortest)
+
+
+def is_floating(pattern: re.Pattern[str]) -> bool:
+    """Whether a match within a text is one in every longer text too: no anchor but word ends, nothing that must not follow."""
+    return _floats(_PARSER.parse(pattern.pattern, pattern.flags))
+
+
+def _floats(node: Any) -> bool:
+    if getattr(node, "name", "") in _FIXED:
+        return False
+    if isinstance(node, (str, int)) or node is None:
+        return True
+    return all(map(_floats, node))
+
+
+def _required(tree: Sequence[Any], folded: bool) -> frozenset[str]:
+    """The best of all sets of texts that a sequence needs."""
+    sets: list[frozenset[str]] = []
+    run = frozenset({""})
+    for node in tree:
+        exact = _exact(node, folded)
+        if exact is not None and len(exact) * len(run) <= _MOST:
+            run = frozenset(map("".join, product(run, exact)))
+            continue
+        sets.append(run)
+        run = exact if exact is not None else frozenset({""})
+        if exact is None:
+            sets.append(_within(node, folded))
+    return max((*sets, run), key=_worth)
+
+
+def _worth(texts: frozenset[str]) -> tuple[int, int]:
+    """Letters count for more: digits and signs are in every line."""
+    fewest = min((4 * sum(map(str.isalpha, text)) + min(len(text), 3) for text in texts), default=0)
+    return (min(fewest, 4 * _ENOUGH), -len(texts)) if fewest else (0, 0)
+
+
+def _within(node: Any, folded: bool) -> frozenset[str]:
+    """What a node that is no fixed text needs all the same."""
+    name, value = str(node[0]), node[1]
+    if name == "SUBPATTERN":
+        return _required(list(value[3]), _folds(value, folded))
+    if name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
+        return _required(list(value[2]), folded)
+    if name == "BRANCH":
+        branches = [_required(list(branch), folded) for branch in value[1]]
+        return frozenset().union(*branches) if all(_worth(branch)[0] for branch in branches) else frozenset()
+    return frozenset()
+
+
+def _exact(node: Any, folded: bool) -> frozenset[str] | None:
+    """All texts that a node can match; None when they are too many or unknown."""
+    name, value = str(node[0]), node[1]
+    if name == "LITERAL":
+        return frozenset({_character(value, folded)})
+    if name in ("AT", "ASSERT", "ASSERT_NOT"):
+        return frozenset({""})  # takes no room: what is around it stands side by side
+    if name == "IN":
+        return _set_of(value, folded)
+    parts = _parts(name, value, folded)
+    known = [_sequence(list(part), folds) for part, folds in parts]
+    sets = [texts for texts in known if texts is not None]
+    if not parts or len(sets) < len(known):
+        return None
+    texts = frozenset[str]().union(*sets, [""] if name.endswith("REPEAT") and not value[0] else [])
+    return texts if len(texts) <= _MOST else None
+
+
+def _parts(name: str, value: Any, folded: bool) -> list[tuple[Any, bool]]:
+    """The sequences of which a node is one; none where it may come more than once or is something else."""
+    if name == "SUBPATTERN":
+        return [(value[3], _folds(value, folded))]
+    if name == "BRANCH":
+        return [(branch, folded) for branch in value[1]]
+    once = name in ("MAX_REPEAT", "MIN_REPEAT") and value[1] == 1
+    return [(value[2], folded)] if once else []
+
+
+def _sequence(tree: Sequence[Any], folded: bool) -> frozenset[str] | None:
+    texts = frozenset({""})
+    for node in tree:
+        exact = _exact(node, folded)
+        if exact is None or len(exact) * len(texts) > _MOST:
+            return None
+        texts = frozenset(map("".join, product(texts, exact)))
+    return texts
+
+
+def _set_of(value: Sequence[Any], folded: bool) -> frozenset[str] | None:
+    if any(str(name) != "LITERAL" for name, _ in value) or len(value) > 4:
+        return None
+    return frozenset(_character(code, folded) for _, code in value)
+
+
+def _character(code: int, folded: bool) -> str:
+    return chr(code).lower() if folded else chr(code)
+
+
+def _folds(value: Sequence[Any], folded: bool) -> bool:
+    return folded or bool(value[1] & re.IGNORECASE)

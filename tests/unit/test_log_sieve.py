@@ -1,0 +1,64 @@
+"""Owns the promises of the sieve: every row of the tables implies one of its texts, and a log sieved from its first line reads alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_knowledge.log import batches, phases, roots, server_facts
+from fleet_knowledge.log.literals import literals_of
+from fleet_knowledge.log.notes import NOTES
+from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.log.sieve import needs, telling
+from fleet_knowledge.log.symptoms import SYMPTOMS
+
+FOLDER = Path(__file__).parent / "data" / "field"
+CASES = sorted(FOLDER.glob("[AB]*.json"))
+WORDS = [row.words for table in (SYMPTOMS, NOTES) for row in table]
+OTHERS = [*(marker.words for marker in phases._MARKERS), batches._HEAD, roots._CRASH, server_facts._KV_TOKENS, server_facts._WEIGHTS]
+DIGITS = str.maketrans("", "", "0123456789")
+
+
+def sieved(line: str) -> bool:
+    return telling([line.encode()], [line.translate(DIGITS).encode()]) == {0}
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words.pattern[:40])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_whatever_a_row_matches_passes_the_sieve(words: re.Pattern[str], data: st.DataObject) -> None:
+    assert literals_of(words)
+    pattern = re.compile(words.pattern, re.ASCII | words.flags & re.IGNORECASE)
+    message = data.draw(st.from_regex(pattern)).translate(dict.fromkeys(map(ord, "\n\x1b\x00"), " "))
+    if words.search(message):
+        assert sieved(message)
+
+
+def test_what_else_is_read_holds_a_text_of_the_sieve() -> None:
+    texts = [need.text.decode() for need in needs()]
+    missed = [text for words in OTHERS for text in literals_of(words) if not any(known in text for known in texts)]
+    assert missed == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_a_log_sieved_from_its_first_line_comes_to_the_same(case: Path) -> None:
+    told = []
+    for sieved_from in (0, 1_000_000):
+        reader = LogReader(_sieved_from=sieved_from)
+        reader.feed(str(json.loads(case.read_text())["input"]).encode())
+        told.append(reader.finish().to_json())
+    assert told[0] == told[1]
+
+
+def test_a_failure_among_lines_that_are_all_unlike_is_found() -> None:
+    reader = LogReader(_sieved_from=0)
+    letters = str.maketrans("0123456789", "abcdefghij")
+    lines = [f"[2026-04-20 11:00:00 TP0] nothing {str(number).translate(letters)}" for number in range(3000)]
+    lines.insert(2000, "[2026-04-20 11:00:00 TP0] RuntimeError: No CUDA GPUs are available")
+    reader.feed("\n".join(lines).encode())
+    assert reader.finish().failure_class == "no_gpu"
