@@ -6,6 +6,7 @@ The log is made of lines as servers write them: decode and prefill lines, answer
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -23,6 +24,7 @@ SCRIPTS = Path(sys.executable).parent
 LATEST = ROOT / "benchmarks/latest.json"
 PIECE_BYTES = 32 << 20  # distinct lines; a longer log repeats them
 COPY_BYTES = 1 << 20
+UNLIKE_BYTES = 50_000_000
 SIZES = (16384, 32768, 114688, 229376, 458752, 917504, 1835008, 14680064)
 WANTED_MB_S = 100.0
 RSS_LIMIT_MB = 60.0
@@ -84,6 +86,38 @@ def second_of_work(dice: random.Random, second: int) -> Iterator[str]:
         yield f'{stamp(second, "")} INFO:     10.0.0.1:{dice.randint(1024, 65535)} - "GET /health HTTP/1.1" 200 OK'
     if second % 600 == 0:
         yield f"{stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.62 -> 0.91"
+
+
+def unlike_lines(kind: str, dice: random.Random) -> Iterator[str]:
+    """Lines of which no two have a shape in common: words by chance, requests with their prompts, NCCL's calls."""
+    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 9))) for _ in range(5000)]
+    for number in itertools.count():
+        second, name = stamp(number // 50), f"{dice.getrandbits(128):032x}"
+        if kind == "requests":
+            asked = f"rid='{name}', text='{' '.join(dice.choices(words, k=60))}', sampling_params={{'max_new_tokens': {number % 512}}}"
+            yield f"{second} Receive: obj=GenerateReqInput({asked})"
+            yield f"{second} Finish: obj=GenerateReqInput({asked}), out={{'text': '{' '.join(dice.choices(words, k=80))}'}}"
+        elif kind == "NCCL calls":
+            buffers = f"sendbuff 0x7f{dice.getrandbits(40):010x} recvbuff 0x7f{dice.getrandbits(40):010x} count {dice.choice(SIZES)}"
+            told = f"{buffers} datatype 9 op 0 root 0 comm 0x{dice.getrandbits(32):08x} [nranks=8] stream 0x{dice.getrandbits(32):08x}"
+            yield f"node-1:{4000 + number % 8}:{5000 + number % 8} [{number % 8}] NCCL INFO AllReduce: opCount {number // 8:x} {told}"
+        else:
+            yield f"{second} {' '.join(dice.choices(words, k=12))}"
+
+
+def unlike_figures(folder: Path) -> list[Figure]:
+    """Rates for logs in which no two lines are alike."""
+    rows = []
+    for kind in ("free text", "requests", "NCCL calls"):
+        log, written = folder / "unlike.log", 0
+        with log.open("w") as stream:
+            for line in unlike_lines(kind, random.Random(1)):
+                written += stream.write(f"{line}\n")
+                if written > UNLIKE_BYTES:
+                    break
+        cpu_s = timed([str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"])[1]
+        rows.append(Figure(f"  all lines unlike: {kind}", written / 1e6 / cpu_s, "MB/s"))
+    return rows
 
 
 def write_log(path: Path, size_bytes: int) -> None:
@@ -156,7 +190,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="benchfleet-bench-") as folder:
         log = Path(folder) / "server.log"
         write_log(log, options.megabytes * 1_000_000)
-        figures = figures_of(log)
+        figures = [*figures_of(log), *unlike_figures(Path(folder))]
     report(figures, options.output)
     return 0 if all(figure.holds for figure in figures) else 1
 
