@@ -12,6 +12,7 @@ from fleet_controller.pasted.launch import Entry, Launch, Start
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.options import read_options
 from fleet_controller.pasted.script import Run, Script, inner_script, read_script
+from fleet_controller.pasted.slurm import container_of
 from fleet_controller.pasted.variables import Argument
 from fleet_controller.pasted.wrappers import removed_by, tell_wrappers, variables_of
 from fleet_knowledge.release import Release
@@ -56,6 +57,8 @@ def _opened(start: Start, notes: Notes, depth: int) -> Iterator[Start]:
     """The start itself, or what runs in its container or in the script that one of its words holds."""
     if depth > _DEEPEST or not start.words:
         return
+    if start.box is None and start.words[0].text == "srun" and (find_entry(start.words) or _script_within(start.words)):
+        start = replace(start, box=container_of(start.words, notes))
     inside = read_run(start, notes) if start.box is None else None
     if inside is not None:
         _tell_surroundings(start, notes)

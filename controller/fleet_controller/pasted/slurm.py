@@ -1,0 +1,45 @@
+"""Owns what `srun` tells of the container that it starts by itself (the pyxis plug-in): image and mounts. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet_controller.pasted.launch import Box
+from fleet_controller.pasted.notes import Notes
+from fleet_controller.pasted.variables import Argument
+
+_IMAGE, _MOUNTS = "--container-image", "--container-mounts"
+
+
+def container_of(words: Sequence[Argument], notes: Notes) -> Box | None:
+    """The container of `srun` in the words before a server's entry point; None without one, or where its image is a file."""
+    image, mounts = _option(words, _IMAGE), _option(words, _MOUNTS)
+    if image is None:
+        return None
+    if image.text.startswith(("/", ".", "~")):
+        message = f"the container is made of the file `{image.text[:100]}`: no runtime of a job knows it, so it is left out"
+        notes.warn("not_supported", image.line, message, "name an image in engine.container, or a Python in engine.python", "container")
+        return None
+    name = Argument(image.text.replace("#", "/", 1), image.line, image.unknown, image.unevaluated)
+    return Box(image=name, line=image.line, mounts=_mounts(mounts))
+
+
+def _option(words: Sequence[Argument], name: str) -> Argument | None:
+    """Written `--name=value` or as two words."""
+    for place, word in enumerate(words):
+        if word.text.startswith(f"{name}="):
+            return Argument(word.text[len(name) + 1 :], word.line, word.unknown, word.unevaluated)
+        if word.text == name and place + 1 < len(words):
+            return words[place + 1]
+    return None
+
+
+def _mounts(given: Argument | None) -> dict[str, Argument]:
+    """`HOST:INSIDE[:ro]`, by commas; one without a colon stands for both."""
+    found = {}
+    for mount in given.text.split(",") if given else ():
+        host, _, rest = mount.partition(":")
+        inside, _, mode = rest.partition(":")
+        if host and given:
+            found[inside or host] = Argument(f"{host}:ro" if mode == "ro" else host, given.line, given.unknown, given.unevaluated)
+    return found
