@@ -212,7 +212,7 @@ def test_a_backend_that_only_newer_versions_can_use_is_told_with_the_version() -
 
 
 def test_a_model_that_drafts_for_itself_whole_gains_nothing() -> None:
-    assert codes(asked("STANDALONE", model="/d/eagle3")) == ["warning spec_draft_is_model"]
+    assert codes(asked("STANDALONE", model="/d/eagle3")) == ["info spec_draft_is_model"]
     assert codes(asked("STANDALONE", model="/d/other")) == []
 
 

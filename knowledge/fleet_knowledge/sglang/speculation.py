@@ -124,7 +124,7 @@ def _draft_that_fits(asked: Configuration, settled: Settled, draft: str) -> Iter
         yield Remark("spec_draft_not_eagle3", WARNING, f"args.{DRAFT}", message, "give an EAGLE-3 draft, or write EAGLE")
     elif settled.algorithm == "STANDALONE" and draft == asked.model_path:
         message = "the model is given as its own draft: each draft step costs as much as a step of the model, so this is slower than none"
-        yield Remark("spec_draft_is_model", WARNING, f"args.{DRAFT}", message, "give a much smaller model of the same vocabulary")
+        yield Remark("spec_draft_is_model", INFO, f"args.{DRAFT}", message, "give a much smaller model of the same vocabulary")
     elif settled.algorithm in ("NGRAM", "UNO"):
         refuses = settled.algorithm == "UNO"
         message = f"{settled.algorithm} has no draft model: `{DRAFT}` is {'refused' if refuses else 'not used'}"
