@@ -228,7 +228,7 @@ HOST_FAULTS = (
     Failure(
         "gpu_lost",
         HOST,
-        "The GPU at this PCI address is gone (Xid 79 in dmesg; 119 and 120: it no longer answers)."
+        "The GPU at this PCI address is gone (Xid 79 in dmesg)."
         " The state of the others is unknown while nvidia-smi prints one line only.",
         "Take the host out of the pool; it needs a reboot, often a cold power cycle.",
         "Starting multi-GPU jobs on what seems to be left.",

@@ -49,7 +49,7 @@ FAULTS = [
     ("no_gpu", "RuntimeError: No accelerator (CUDA, XPU, HPU) is available.", "CUDA_VISIBLE_DEVICES"),
     ("no_gpu", "RuntimeError: No HIP GPUs are available", "--gpus"),
     ("gpu_busy_leftover", "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "compute-apps"),
-    ("gpu_lost", "NVRM: Xid (PCI:0000:19:00): 119, pid=7, name=sglang::schedul, Timeout waiting for RPC from GPU0 GSP!", "reset"),
+    ("gpu_fault", "NVRM: Xid (PCI:0000:19:00): 119, pid=7, name=sglang::schedul, Timeout waiting for RPC from GPU0 GSP!", "reset"),
     ("nvlink_error", "NVRM: Xid (PCI:0000:dc:00): 149, pid=7, name=python3, NETIR_LINK_EVT Fatal", "nvlink -e"),
     (
         "dependency_missing",
@@ -81,6 +81,8 @@ FAULTS = [
         "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: bond7",
         "GLOO_SOCKET_IFNAME",
     ),
+    ("weights_corrupt", "OSError: It looks like the config file at '/m/config.json' is not a valid JSON file.", "copy it again"),
+    ("model_not_found", "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://www.modelscope.cn/o/m", "spelling"),
     ("nan_logits", "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0", "weight files"),
     ("host_oom_kill", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.", "dmesg"),
     ("host_oom_kill", "      Reason:       OOMKilled", "dmesg"),
@@ -115,6 +117,7 @@ def test_what_a_compiler_says_is_nearer_than_that_it_ended() -> None:
 def test_a_bare_assertion_is_told_with_what_was_asserted() -> None:
     heads = told(f"{CRASH}    assert self.total_num_heads % tp_size == 0\nAssertionError\n")
     assert (heads.failure_class, heads.rank) == ("parallel_size_invalid", "TP2")
+    assert told(f"{CRASH}    assert tp_size % self.total_num_kv_heads == 0\nAssertionError\n").failure_class == "parallel_size_invalid"
     other = told(f"{CRASH}    assert self.chunked_req is None\nAssertionError\n")
     assert (other.failure_class, other.cause_line) == ("scheduler_crashed", "AssertionError: assert self.chunked_req is None")
 

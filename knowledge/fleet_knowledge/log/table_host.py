@@ -128,7 +128,7 @@ HOST = (
         "nvidia-smi, Xid 79",
     ),
     row(
-        "gpu_lost",
+        "gpu_fault",
         r"Xid[^,]{0,40}?: ?(?:119|120),|GPU requires reset",
         "Xid 119, 120: the GPU's own controller (GSP)",
         cure="The GPU's own controller stopped answering the driver: drain the host, reset the GPU or reboot, and update the driver.",

@@ -111,13 +111,19 @@ MODEL = (
     ),
     row(
         "weights_corrupt",
+        r"config file at '\S+' is not a valid JSON file",
+        "transformers",
+        cure="config.json is cut or no JSON (a Git LFS pointer, a page of an error): copy it again.",
+    ),
+    row(
+        "weights_corrupt",
         r"(?:FileNotFoundError|OSError): .*No such file or directory:? .*\.(?:safetensors|bin|pt|gguf)\b",
         "safetensors, torch",
         cure="A weight file that the model's index names is not there: copy what is missing and compare sizes with the repository.",
     ),
     row(
         "model_not_found",
-        r"RepositoryNotFoundError|Client error '404 .*(?:huggingface|hf\.co)|"
+        r"RepositoryNotFoundError|(?:Client error '404|404 Client Error: Not Found) .*(?:huggingface|hf\.co|modelscope)|"
         r"Repository Not Found|is not a valid model identifier|is not a local folder|"
         r"Repo id must be|does not appear to have a file named config\.json|LocalEntryNotFoundError|"
         r"Can't load the configuration of|FileNotFoundError: .*config\.json|"
@@ -174,7 +180,7 @@ MODEL = (
         "parallel_size_invalid",
         r"(?:ValueError|AssertionError): .*(?:is not divisible by|not divisible by|must be divisible by|"
         r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= ?\d+|"
-        r"assert .*% ?(?:\w+\.)*\w*(?:tp|dp|pp|ep|world|parallel)_?\w*size\w* == 0)",
+        r"assert (?=.*(?:tp|dp|pp|ep|world|parallel)_?\w*size).* % .*== 0)",
         "layers/, server_args.py",
     ),
     row(
