@@ -19,6 +19,7 @@ import pytest
 from fleet_agent.engines.engine import LaunchCommand
 from fleet_agent.guard import Guard
 from fleet_agent.supervisor import ServerProcess, Supervisor
+from fleet_agent.watching import look
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import EngineSpec
@@ -122,6 +123,16 @@ async def test_a_helper_that_ends_is_no_death(tmp_path: Path) -> None:
             os.kill(server.pids[helper], signal.SIGKILL)
         await asyncio.to_thread(os.kill, server.pids[RANKS[0]], signal.SIGKILL)
         assert RANKS[0] in (await server.death()).message
+
+
+async def test_a_server_cannot_live_without_what_bears_its_title_and_what_its_launcher_spawned(tmp_path: Path) -> None:
+    async with watched(tmp_path, "cc1plus", "spawned", *RANKS) as server:
+        members = {member.process.pid: member for member in await asyncio.to_thread(look, server.server.session)}
+        assert {name: members[pid].is_vital for name, pid in server.pids.items()} == {
+            "cc1plus": False, "spawned": True, **dict.fromkeys(RANKS, True),
+        }  # fmt: skip
+        assert [members[server.pids[name]].rank for name in RANKS] == ["TP0", "TP1", ""]
+        assert server.server.pid not in members
 
 
 async def test_a_process_that_comes_to_be_during_the_launch_is_watched_too(tmp_path: Path) -> None:
