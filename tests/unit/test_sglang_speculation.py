@@ -221,3 +221,8 @@ def test_replicas_that_do_not_fit_may_be_meant_as_data_parallel_attention() -> N
     assert told.code == "too_few_gpus" and "enable_dp_attention: true" in told.hint
     (other,) = parallel.remarks(Configuration({"tp_size": 16}, gpus=8))
     assert "enable_dp_attention" not in other.hint
+
+
+@pytest.mark.parametrize("text", ["--3", "\u00b3", "-", "", "9" * 5000, "3.0"])
+def test_a_text_that_only_looks_like_a_number_is_none(text: str) -> None:
+    assert Configuration({"speculative_num_steps": text}).number("speculative_num_steps", 7) == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ from fleet_knowledge.release import Between, Release
 from fleet_knowledge.sglang.releases import Holds, holds
 
 ERROR, WARNING, INFO = "error", "warning", "info"
+
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Configuration:
     def number(self, name: str, default: int | None = None) -> int | None:
         """A whole-number argument; the default when it is not given or not a number."""
         value = self.args.get(name)
-        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+        if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
