@@ -49,7 +49,7 @@ class Server:
     def size(self, name: str) -> int:
         """A size, 1 when it is not set; 0 when it is no number."""
         value = self.args.get(name, 1)
-        return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
+        return int(value) if isinstance(value, int | str) and str(value).isdecimal() and len(str(value)) < 10 else 0
 
     @property
     def step_bytes(self) -> int:

@@ -69,6 +69,6 @@ def _key(found: re.Match[str]) -> _Key:
 
 
 def _name(word: str, numbered: tuple[str, ...]) -> str:
-    if word.isdigit():
+    if word.isdecimal() and len(word) < 10:
         return numbered[int(word)] if int(word) < len(numbered) else word
     return word.upper()
