@@ -12,6 +12,7 @@ from fleet_controller.spec import (
     checks_effect,
     checks_engine,
     checks_launch,
+    checks_limits,
     checks_nccl,
     checks_parallel,
     checks_speculation,
@@ -172,6 +173,7 @@ _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
 _VARIANT_RULES: tuple[Callable[[Arms], Iterator[Finding]], ...] = (
     checks_speculation.check,
     checks_parallel.check,
+    checks_limits.check,
     checks_effect.check,
     checks_nccl.check,
 )

@@ -1,0 +1,14 @@
+"""Owns the rules on a server's limits against the load asked for, as findings about variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleet_controller.spec.findings import Finding
+from fleet_controller.spec.variants import Arms, told
+from fleet_knowledge.sglang import limits
+
+
+def check(arms: Arms) -> Iterator[Finding]:
+    """What to tell about the limits of all variants."""
+    yield from told(arms, (limits.remarks,))
