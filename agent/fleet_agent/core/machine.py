@@ -142,9 +142,9 @@ def _ready(trial: Trial, body: Body, at_s: float) -> Step:
 
 def _proved(trial: Trial, body: Body, at_s: float) -> Step:
     assert isinstance(body, ConfigurationProved)
-    gate = next((gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL), None)
-    if gate:
-        return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gate.code, gate.message))
+    gates = [gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL]
+    if gates:
+        return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gates[0].code, "; ".join(gate.message for gate in gates)))
     if trial.witnessing:
         return replace(trial, server=Server.STOPPING), (StopServer(),)
     if trial.spec.engine.gang.is_member:

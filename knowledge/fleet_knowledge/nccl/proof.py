@@ -33,11 +33,11 @@ class Proved:
 
 
 def environment(env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1) -> list[Proved]:
-    """The state of every NCCL_ and RCCL_ variable of `env`, the asked ones, for a server on `gpus` GPUs of each of `nodes` hosts.
+    """The state of every NCCL_ and RCCL_ variable of `env`, the asked ones, by name, for a server on `gpus` GPUs of each of `nodes` hosts.
 
     `facts` are those of the same launch, None when there was no log. Values are compared as NCCL reads them: `0x10` is 16, `4` SYS.
     """
-    return [_prove(name, value, env, facts, gpus * max(nodes, 1)) for name, value in env.items() if is_ours(name)]
+    return [_prove(name, value, env, facts, gpus * max(nodes, 1)) for name, value in sorted(env.items()) if is_ours(name)]
 
 
 def _prove(name: str, value: str, env: Mapping[str, str], facts: NcclFacts | None, ranks: int) -> Proved:
