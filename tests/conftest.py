@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ import pytest
 MARK = "BENCHFLEET_TEST_SESSION"
 GRACE_S = 5.0
 POLL_S = 0.05
+
+# A shell starts what runs in the background with Ctrl-C ignored, and the programs under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _chain(process: psutil.Process) -> list[int]:

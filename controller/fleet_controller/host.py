@@ -42,6 +42,7 @@ class HostLine:
         self._stored = 0
         self._news = asyncio.Event()
         self._now = asyncio.Event()
+        self._told_to_end: set[tuple[str, int]] = set()  # over this connection: asking once is enough
 
     @property
     def host(self) -> str:
@@ -111,6 +112,7 @@ class HostLine:
             told = f"the agent at {self.agent.address} calls itself {info.host} too, as the one at {other.agent.address} does"
             raise Conflict(told, "give one another --host-name")
         self._info = info
+        self._told_to_end.clear()
         await self._close_what_is_lost()
         self.files.replace(await self._desk.wanted_artifacts(info.agent_id))
         self._stored = await self._desk.last_sequence(info.agent_id)
@@ -200,7 +202,13 @@ class HostLine:
 
     async def _cancel(self, trial: Trial, attempt: Attempt, reason: str) -> None:
         """Ask the agent to end it. One that it does not know and of which no event came never began: it ends here."""
-        if await self.agent.cancel(trial.spec.trial_id, attempt.number, reason) or attempt.phase is not Phase.QUEUED:
+        key = trial.spec.trial_id, attempt.number
+        if key in self._told_to_end:
+            return
+        if await self.agent.cancel(*key, reason):
+            self._told_to_end.add(key)
+            return
+        if attempt.phase is not Phase.QUEUED:
             return
         now = next((now for _, now in self._desk.board.active_on(self.host) if now.spec.trial_id == trial.spec.trial_id), None)
         if now is not None and now.newest == attempt:
