@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fleet_controller.cli.main import main
+from fleet_knowledge.failures import FAILURES
 from fleet_protos.errors import ExitCode
 
 STAMP = "[2026-03-05 14:00:00"
@@ -122,3 +123,11 @@ def test_invalid_bytes_do_no_harm(tmp_path: Path, capsys: pytest.CaptureFixture[
     file = tmp_path / "log"
     file.write_bytes(b"\xff\xfe\x00" + OOM.encode() + b"\xc3")
     assert diagnosed([str(file)], capsys)[1]["failure_class"] == "oom_cuda_graph"
+
+
+@pytest.mark.parametrize("first", ["Xid (PCI:0000:41:00): 150, MSE Fatal\n[ 8.1] NVRM: ", ""])
+def test_advice_and_what_not_to_do_are_of_one_class(first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"[ 8.0] NVRM: {first}Xid (PCI:0000:41:00): 45, pid=9, name=python3, Ch 0000000a (caused by previous Xid 150)\n"
+    exit_code, document = diagnosed(written(tmp_path, dmesg=text), capsys)
+    failure = FAILURES["nvlink_error"]
+    assert (exit_code, document["failure_class"], document["avoid"]) == (ExitCode.ANSWER_IS_BAD, "nvlink_error", failure.avoid)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet_knowledge.failures import FAILURES
 from fleet_knowledge.figures import recognise as recognise_figures
 from fleet_knowledge.host import recognise as recognise_host
 from fleet_knowledge.log.diagnosis import UNKNOWN, Diagnosis
@@ -44,6 +45,9 @@ def told_of(file: str, diagnosis: Diagnosis, text: str) -> Told:
         return Told(file, kind, diagnosis.to_json(), diagnosis.distance if diagnosis.failure_class else _FAR)
     facts = {**Diagnosis().to_json(), **diagnosis.to_json(), **{key: value for key, value in other.items() if value is not None}}
     named = {"state": other.get("state") or UNKNOWN, "failure_class": other.get("failure_class"), "hint": other.get("hint") or None}
+    if named["failure_class"] != diagnosis.failure_class:  # what not to do belongs to the class, as the hint does
+        failure = FAILURES.get(str(named["failure_class"]))
+        named["avoid"] = failure.avoid if failure else None
     facts |= named | {"cause_line": other.get("cause_line") or (facts["cause_line"] if other.get("failure_class") else None)}
     return Told(file, str(other["kind"]), facts, 0 if other.get("failure_class") else _FAR)
 
