@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import ServerFailed
+from fleet_protos.trial import Gate, GateEffect
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 
@@ -43,6 +44,10 @@ CODES: Mapping[str, Code] = {
 }
 
 
+# Warnings that concern the numbers themselves: they stand beside each of them. The others are for who looks after the host.
+BLURRING = ("gpu_shared", "gpus_unequal", "mig_on")
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that preflight tells."""
@@ -73,3 +78,8 @@ def refusal(findings: Sequence[Finding]) -> ServerFailed | None:
     code = CODES[first.code]
     message = "; ".join(error.message for error in (first, *(error for error in errors if error is not first)))
     return ServerFailed(code.kind, code.failure_class, f"preflight: {message}", cause_line=first.message, hint=first.hint)
+
+
+def flags(findings: Sequence[Finding]) -> tuple[Gate, ...]:
+    """The gates of a launch by what was found before it: one flag for each thing that blurs its numbers."""
+    return tuple(Gate(finding.code, GateEffect.FLAG, finding.message) for finding in findings if finding.code in BLURRING)

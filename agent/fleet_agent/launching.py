@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet_agent import evidence
 from fleet_agent.core.witness import with_nccl_log
 from fleet_agent.engines.engine import Engine, Place
-from fleet_agent.findings import refusal
+from fleet_agent.findings import Finding, flags, refusal
 from fleet_agent.guard import Guard
 from fleet_agent.host.view import HostView
 from fleet_agent.listening import stranger_at
@@ -52,6 +52,7 @@ class Launch:
     session: RecordedSession | None = None
     guard: Guard | None = None
     used_mib: Mapping[int, int] = field(default_factory=dict)
+    found: tuple[Finding, ...] = ()  # by the preflight
 
 
 class TrialServer:
@@ -99,7 +100,8 @@ class TrialServer:
         now.place.folder.mkdir(parents=True, exist_ok=True)
         command = self._engine.command(with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place)
         self.secrets = await asyncio.to_thread(secrets_of, command.env)
-        if refused := refusal(await preflight(self._spec, now.place, self._tools.host)):
+        now.found = await preflight(self._spec, now.place, self._tools.host)
+        if refused := refusal(now.found):
             return refused
         now.used_mib = await self._tools.host.baseline(self._spec.engine.kind, now.place.gpus)
         announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus, witness))
@@ -186,7 +188,8 @@ class TrialServer:
             return self._failed(error)
         except TimeoutError:
             return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self.url} did not show its configuration in time")
-        return replace(proof, fingerprint=await self._tools.host.fingerprint(), witness=self._now.witness)
+        gates = (*proof.gates, *flags(self._now.found))
+        return replace(proof, gates=gates, fingerprint=await self._tools.host.fingerprint(), witness=self._now.witness)
 
     def _failed(self, error: ServerFailed) -> ev.ServerFailed:
         return ev.ServerFailed(

@@ -115,3 +115,15 @@ def test_the_check_of_a_host_prints_findings_and_fingerprint_and_says_when_one_i
     assert (ill.returncode, [finding["code"] for finding in json.loads(ill.stdout)["findings"]][:1]) == (1, ["gpu_busy_leftover"])
     missing = subprocess.run([*argv, "--recorded-gpus", f"{recording}.none"], capture_output=True, text=True, timeout=60, check=False)
     assert (missing.returncode, "Traceback" in missing.stderr) == (2, False)
+
+
+def test_what_blurs_the_numbers_of_a_host_stands_beside_each_of_them(recording: Path, tmp_path: Path) -> None:
+    document = json.loads(BOX.read_text())
+    document["gpus"][3]["power_limit_w"] = 450
+    recording.write_text(json.dumps(document))
+    with agent_on(recording, tmp_path) as line:
+        events = line.see(trial())
+        assert over(events).outcome is Outcome.OK, over(events).message
+        runs = [event.body.run for event in events if isinstance(event.body, ev.RunFinished)]
+        told = [[gate.message for gate in run.gates if gate.code == "gpus_unequal"] for run in runs]
+        assert runs and all(len(of_run) == 1 and "GPU3" in of_run[0] for of_run in told), told
