@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
@@ -54,9 +55,15 @@ def _check(words: list[str]) -> int:
     from fleet_agent.check import check
 
     try:
-        return check(words)
+        code = check(words)
+        sys.stdout.flush()
+        return code
     except FleetError as error:
         return _tell(error)
+    except OSError as error:  # its reader has gone, or the disk is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again at its end
+        told = ConfigError(f"the findings cannot be written: {error.strerror}")
+        return ExitCode.DONE if isinstance(error, BrokenPipeError) else _tell(told)
 
 
 def _tell(error: FleetError) -> int:

@@ -127,3 +127,11 @@ def test_what_blurs_the_numbers_of_a_host_stands_beside_each_of_them(recording: 
         runs = [event.body.run for event in events if isinstance(event.body, ev.RunFinished)]
         told = [[gate.message for gate in run.gates if gate.code == "gpus_unequal"] for run in runs]
         assert runs and all(len(of_run) == 1 and "GPU3" in of_run[0] for of_run in told), told
+
+
+def test_findings_that_cannot_be_written_end_without_a_traceback(recording: Path) -> None:
+    argv = [sys.executable, "-m", "fleet_agent.main", "check", "--recorded-gpus", str(recording)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "No space left" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import sys
@@ -131,3 +132,17 @@ def test_advice_and_what_not_to_do_are_of_one_class(first: str, tmp_path: Path, 
     exit_code, document = diagnosed(written(tmp_path, dmesg=text), capsys)
     failure = FAILURES["nvlink_error"]
     assert (exit_code, document["failure_class"], document["avoid"]) == (ExitCode.ANSWER_IS_BAD, "nvlink_error", failure.avoid)
+
+
+@pytest.mark.parametrize(("content", "program"), [(gzip.compress(OOM.encode()), "gunzip -c"), (OOM.encode("utf-16"), "iconv")])
+def test_a_log_that_must_be_unpacked_is_refused_and_not_called_good(
+    content: bytes, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    assert main(["diagnose", str(tmp_path / "log")]) == ExitCode.USER_MUST_EDIT
+    assert program in capsys.readouterr().err
+
+
+def test_what_is_no_log_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", *written(tmp_path, empty="", poem="the sea is blue\n")]) == ExitCode.DONE
+    assert capsys.readouterr().err.count("nothing in it reads like a log") == 2

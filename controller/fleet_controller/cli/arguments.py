@@ -89,9 +89,9 @@ def _init(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", nargs="?", default=".", help="where to write (default: here)")
     command.add_argument("--force", action="store_true", help="overwrite files that exist")
     text = "make the job of a pasted launch: a shell script, compose file, manifest, Dockerfile, systemd unit; - for standard input"
-    command.add_argument("--from-command", default="", metavar="FILE", help=text)
+    command.add_argument("--from-command", default=None, metavar="FILE", help=text)
     text = "make the job of a sweep over speculation: entries of batch size, steps, topk, draft tokens, as '1,0,0,0 1,3,1,4'"
-    command.add_argument("--spec-sweep", default="", metavar="LIST", help=text)
+    command.add_argument("--spec-sweep", default=None, metavar="LIST", help=text)
     command.add_argument("-o", "--output", default="", metavar="JOB", help="with either of these: write the job there")
     _json(command)
 

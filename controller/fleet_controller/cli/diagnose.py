@@ -9,11 +9,21 @@ from typing import BinaryIO
 
 from fleet_controller.cli.console import Console
 from fleet_controller.report.diagnosis import TEXT, Told, joined, lines_of, parts_of, told_of
+from fleet_knowledge.log.diagnosis import UNKNOWN
 from fleet_knowledge.log.reader import LogReader
 from fleet_protos.errors import ConfigError, ExitCode
 
 _CHUNK_BYTES = 1 << 20
 _SHORT_BYTES = 8 << 20  # what is longer is a log and nothing else
+# First bytes of what holds text that cannot be read as it is, and the program that makes it readable.
+_WRAPPED = {
+    b"\x1f\x8b": ("compressed with gzip", "gunzip -c"),
+    b"\xfd7zXZ\x00": ("compressed with xz", "xz -dc"),
+    b"BZh": ("compressed with bzip2", "bunzip2 -c"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstd -dc"),
+    b"PK\x03\x04": ("a zip archive", "unzip -p"),
+}
+_UTF16 = ("UTF-16 text", "iconv -f UTF-16 -t UTF-8")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -23,6 +33,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.json(joined(tellings))
     else:
         console.lines(lines_of(tellings))
+    strangers = [told.file for told in tellings if told.kind == TEXT and told.facts.get("state") == UNKNOWN]
+    console.tell(*(f"{name}: nothing in it reads like a log or an output that is known" for name in strangers))
     return ExitCode.ANSWER_IS_BAD if any(told.failed for told in tellings) else ExitCode.DONE
 
 
@@ -31,6 +43,8 @@ def _read(name: str) -> list[Told]:
     reader, size = LogReader(), 0
     kept: list[bytes] = []
     for chunk in _chunks(name):
+        if not size:
+            _refuse_wrapped(name, chunk)
         reader.feed(chunk)
         size += len(chunk)
         kept = [*kept, chunk] if size <= _SHORT_BYTES else []
@@ -44,6 +58,16 @@ def _part(name: str, text: str) -> Told:
     reader = LogReader()
     reader.feed(text.encode("utf-8", "replace"))
     return told_of(name, reader.finish(), text)
+
+
+def _refuse_wrapped(name: str, first: bytes) -> None:
+    """Raises ConfigError for a file whose text has to be unpacked: read as it is, a log of a failure would look like none."""
+    found = next((told for magic, told in _WRAPPED.items() if first.startswith(magic)), None)
+    start = first[:256]
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") and start.count(0) > len(start) // 4:  # what PowerShell writes
+        found = _UTF16
+    if found:
+        raise ConfigError(f"{name} is {found[0]}", f"{found[1]} {'FILE' if name == '-' else name} | fleetctl diagnose -")
 
 
 def _chunks(name: str) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _init(arguments: argparse.Namespace, console: Console) -> int:
+    _check_init(arguments)
     if arguments.from_command:
         from fleet_controller.cli import pasted
 
@@ -24,8 +25,6 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
         from fleet_controller.cli import sweep
 
         return sweep.run(arguments, console)
-    if arguments.output or arguments.json:
-        raise ConfigError("-o and --json go with --from-command or --spec-sweep", "without them, init writes two files into a folder")
     from fleet_controller.spec.template import fleet_template, job_template
 
     folder = Path(arguments.folder)
@@ -42,6 +41,17 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
     console.lines(f"wrote {path}" for path in files)
     console.tell(f"next: fleetctl lint {folder / 'job.yaml'}")
     return ExitCode.DONE
+
+
+def _check_init(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for options that do not go together."""
+    sources = [source for source in (arguments.from_command, arguments.spec_sweep) if source is not None]
+    if len(sources) > 1:
+        raise ConfigError("--from-command and --spec-sweep make a job each", "give one of them")
+    if "" in sources:
+        raise ConfigError("--from-command or --spec-sweep has no value", "an unset shell variable? name the file, or write the sweep")
+    if not sources and (arguments.output or arguments.json):
+        raise ConfigError("-o and --json go with --from-command or --spec-sweep", "without them, init writes two files into a folder")
 
 
 def _schema(arguments: argparse.Namespace, console: Console) -> int:

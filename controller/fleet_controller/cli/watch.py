@@ -16,9 +16,11 @@ from fleet_controller.cli.prune import load_for
 from fleet_controller.cli.results import Asked, compare_job
 from fleet_controller.report.progress import Progress, advance, ending_text, finished_since
 from fleet_controller.report.values import Controller, JobDetail, JobSummary, TrialStatus
-from fleet_protos.errors import ExitCode
+from fleet_protos.errors import ErrorKind, ExitCode
 from fleet_protos.events import RunFinished
 from fleet_protos.trial import Outcome, RunResult
+
+_BEFORE_A_LAUNCH = (ErrorKind.CONFIG, ErrorKind.CONFLICT)  # most often: what a preflight refuses has no log
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -87,8 +89,9 @@ def print_ending(end: Ending, as_json: bool, console: Console) -> int:
     job, failed = end.detail.job, [trial for trial in end.detail.trials if trial.outcome == Outcome.FAILED]
     print_comparison(end.comparison, as_json, console)
     console.tell(*(f"{trial.trial_id} ({trial.variant}) attempt {trial.attempt}: {ending_text(trial)}" for trial in failed))
-    if failed and job.engine != EXTERNAL:
-        console.tell(f"fleetctl logs {failed[0].trial_id} shows that server's log")
+    launched = [trial for trial in failed if trial.kind not in _BEFORE_A_LAUNCH and not trial.message.startswith("not launched again")]
+    if launched and job.engine != EXTERNAL:
+        console.tell(f"fleetctl logs {launched[0].trial_id} shows that server's log")
     if not job.is_over:
         console.tell(f"job {job.job_id} is unfinished, and no controller runs: fleetctl resume {job.job_id} goes on with it")
     elif job.state != "done":

@@ -64,7 +64,7 @@ SYMPTOMS = (
              "No driver is installed here, or the container was started without its GPUs (--gpus all, the nvidia runtime)."),
     _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:48|63|64|94|95),", "gpu_ecc_error"),
     # 144 - 150 are NVLink's from Blackwell on; 45 only says that a program ended after them
-    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:(?:74|14[4-9]|150),|45,.*\bXid (?:74|14[4-9]|150)\b)", "nvlink_error"),
+    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:(?:74|14[4-9]|150),(?!.*Nonfatal)|45,.*\bXid (?:74|14[4-9]|150)\b)", "nvlink_error"),
     _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:61|62|69|109|119|120|140|143|154),", "gpu_fault", _KERNEL_FAULT),
     _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:8|13|31|43|45),", "gpu_fault", _PROGRAM_FAULT),
     _symptom(r"NVRM: API mismatch", "driver_mismatch", _REBOOT),

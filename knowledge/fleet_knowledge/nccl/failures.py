@@ -79,7 +79,7 @@ SYMPTOMS = (
     ),
     _row(
         "nccl_unreachable",
-        r"Connect to \S+ (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
+        r"[Cc]onnect(?: to \S+)? (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
         "src/misc/socket.cc 2.18 - 2.30",
     ),
     _row(
