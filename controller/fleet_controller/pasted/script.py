@@ -156,7 +156,7 @@ class _Walk:
         elif name == "shift":
             count = int(words[1].text) if len(words) > 1 and words[1].text.isdecimal() else 1
             self.variables.positional = self.variables.positional[count:] if self.variables.positional else self.variables.positional
-        elif len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name):
+        elif len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name) and not name.islower():  # `echo =` is one
             message = f"blanks stand around `=` behind {name}: the shell would take {name} for a command"
             self.notes.warn("not_assigned", words[0].line, message, f"write {name}={words[2].text[:40] if len(words) > 2 else ''}", name)
         else:
