@@ -22,13 +22,13 @@ from fleet_knowledge.failures import FAILURES
 from fleet_knowledge.host import fabric, leftovers
 from fleet_knowledge.host.compare import unequal
 from fleet_knowledge.host.gpu import Gpu
+from fleet_knowledge.nccl.remarks import files_needed
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
 
 _DISK_LEAST_BYTES, _DISK_LOW_BYTES = 64 << 20, 1 << 30  # a log and the raw runs; below the first a trial cannot be recorded at all
 _SHM_LEAST_BYTES = 1 << 30
 _BUSY_SHARE = 0.10  # of a GPU's memory, in use before anything was launched
 _MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
-_FILE_VARIABLES = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_TUNER_CONFIG_FILE")
 
 
 async def preflight(spec: TrialSpec, place: Place, host: HostView) -> tuple[Finding, ...]:
@@ -90,9 +90,8 @@ def _check_files(engine: EngineSpec) -> Iterator[Finding]:
     """Files that variables name. NCCL goes on without one that it cannot read, and says so only in its log."""
     if engine.container.image:
         return
-    for name in _FILE_VARIABLES:
-        value = engine.env.get(name, "")
-        if value and not value.startswith(SCHEME) and not Path(value).is_file():
+    for name, value in files_needed(engine.env):
+        if not value.startswith(SCHEME) and not Path(value).is_file():
             told = f"engine.env.{name}: {value} is not on this host"
             yield Finding("preflight_file_missing", told, "put the file there or remove the variable: NCCL would run without it")
 

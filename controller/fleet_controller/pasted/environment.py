@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fleet_controller.pasted.notes import Notes
 from fleet_controller.pasted.secrets import is_secret
 from fleet_controller.pasted.variables import Argument
+from fleet_knowledge.nccl.remarks import files_needed
 from fleet_knowledge.nccl.variables import find
 
 SECRET = "secret://"
@@ -25,9 +26,6 @@ _MEANT = re.compile(
     r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|no_proxy"
 )
 _NOT_MEANT = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST"})
-_MUST_EXIST = (
-    "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_TUNER_CONFIG_FILE", "LD_PRELOAD",
-)  # fmt: skip
 _WRITTEN = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
 _SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
 _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
@@ -115,7 +113,7 @@ def _keep(made: Environment, name: str, value: Argument, in_container: bool, not
         value = replace(value, text=value.text.strip(":"))
     made.kept[name] = value
     inside = " (inside the container)" if in_container else ""
-    if name in _MUST_EXIST and "/" in value.text:
+    if "/" in value.text and (name == "LD_PRELOAD" or files_needed({name: value.text})):
         message = f"{name}={value.text[:100]} must exist on every host{inside}"
         hint = "copy the file there before the job runs" + (", and mount it" if in_container else "")
         notes.warn("must_exist_on_host", value.line, message, hint, name)

@@ -62,12 +62,17 @@ def of_variable(name: str, value: str, release: Release | None = None) -> Iterat
         yield Remark("nccl_host_file", INFO, subject, message, "preflight looks for it before each launch")
 
 
+_OF_PLUGINS = ("NCCL_TUNER_CONFIG_FILE",)  # NCCL's example tuner reads it; NCCL itself documents none
+
+
 def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """(variable, path) of each file that NCCL reads for a job with `env`: it must be there on the host, in its container if any."""
-    found = ((name, value, find(name)) for name, value in env.items() if value)
-    return tuple(
-        (name, value) for name, value, row in found if row and isinstance(row.values, FilePath) and _is_read(name, row.values, value)
-    )
+    return tuple((name, value) for name, value in env.items() if value and (name in _OF_PLUGINS or _is_file(name, value)))
+
+
+def _is_file(name: str, value: str) -> bool:
+    row = find(name)
+    return row is not None and isinstance(row.values, FilePath) and _is_read(name, row.values, value)
 
 
 def _is_read(name: str, values: FilePath, value: str) -> bool:
