@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from fleet_agent import evidence
 from fleet_agent.core.standstill import stall_message
-from fleet_agent.engines.sglang.explain import of_runtime
+from fleet_agent.engines.sglang.explain import of_runtime, silent
 from fleet_agent.following import Hanging, LogFollower, Stalled
 from fleet_agent.processes import ProcessStat, members_of, oom_kills
 from fleet_agent.supervisor import ServerProcess
@@ -21,7 +21,6 @@ from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import EngineSpec
 
 _ECHO_S = 0.3  # what a dying process and its launcher still write
-_KILLED = -9
 _FOLLOWING = ("scheduler_crashed", "detokenizer_crashed", "host_oom_kill", "killed")
 _ECHO = re.compile(r"exit code:? -9\b|SIGQUIT|sigquit")
 
@@ -156,7 +155,7 @@ class Guard:
             return "host_oom_kill", f"the kernel ended {kills} processes of this host for want of memory since the launch"
         if member is not None:
             return "scheduler_died", "its log names no cause, so somebody or something outside ended it"
-        return ("killed" if exit_code == _KILLED else "unknown"), "its log names no cause"
+        return silent(exit_code)
 
 
 def _explains(told: Diagnosis, member: Member | None) -> bool:

@@ -59,7 +59,3 @@ class Engine(Protocol):
     async def prove(self, spec: TrialSpec, url: str, log: Path) -> ConfigurationProved:
         """What took effect, read from the server itself (fingerprint left empty). Raises ServerFailed when it stopped answering."""
         ...
-
-    def explain(self, log: Path, exit_code: int) -> tuple[str, str]:
-        """(failure class, one line of cause) of a server that ended, from its log; class `unknown` when nothing tells."""
-        ...

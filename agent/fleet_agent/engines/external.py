@@ -57,10 +57,6 @@ class ExternalEngine:
                 continue
         raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url} shows neither /server_info nor /v1/models")
 
-    def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
-        """Its log is not ours to read."""
-        return "unknown", ""
-
 
 def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None:
     """An SGLang answers for whatever model a request names; other servers refuse a name that is not theirs."""

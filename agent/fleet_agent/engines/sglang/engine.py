@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import container, explain, proving, readiness, versions
+from fleet_agent.engines.sglang import container, proving, readiness, versions
 from fleet_agent.engines.sglang.arguments import at_home, under_home, words
 from fleet_agent.engines.sglang.binding import HostCpus
 from fleet_agent.engines.sglang.command import HOST, HostFacts, server_command
@@ -51,11 +51,6 @@ class SglangEngine:
         info = await readiness.server_info(url)
         launched = Launched(spec, log_path, at_home(spec.engine.args, home), installed)
         return await proving.prove(launched, info)
-
-    def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
-        """(failure class, cause) of a server that ended."""
-        told = explain.explain(log_path, exit_code)
-        return told.failure_class, told.cause
 
 
 def _facts(spec: TrialSpec) -> HostFacts:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import explain, proving, readiness
+from fleet_agent.engines.sglang import proving, readiness
 from fleet_agent.engines.sglang.arguments import gang_words, words
 from fleet_agent.engines.sglang.binding import HostCpus, bind, choose
 from fleet_agent.engines.sglang.cpus import read_host_cpus
@@ -66,8 +66,3 @@ class SimulatedEngine:
             return await proving.prove(Launched(spec, log_path, {}, {}, names_all=True), {})
         info = await readiness.server_info(url)
         return await proving.prove(Launched(spec, log_path, spec.engine.args, {}, names_all=True), info)
-
-    def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
-        """(failure class, cause) of a server that ended."""
-        told = explain.explain(log_path, exit_code)
-        return told.failure_class, told.cause
