@@ -47,11 +47,13 @@ def test_a_plan_says_in_words_what_prune_does(tmp_path: Path) -> None:
     assert (tmp_path / "job.yaml").read_text() == JOB
 
 
-def test_a_sweep_becomes_a_job_that_lints(tmp_path: Path) -> None:
+def test_a_sweep_becomes_a_job_that_lints_once_it_is_filled_in(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     made = fleetctl("init", "--spec-sweep", "1,0,0,0 1,3,1,4 1,3,1,8 4,7,4,16", "-o", str(job))
     assert made.returncode == 0, made.stderr
     assert "1,3,1,8: the same as 1,3,1,4, launched once" in made.stderr
+    assert fleetctl("lint", str(job)).returncode == 2
+    job.write_text(job.read_text().replace("$MODEL", "/models/a").replace("$DRAFT_MODEL", "/models/a-eagle3"))
     linted = fleetctl("lint", str(job), "--json")
     assert (linted.returncode, json.loads(linted.stdout)["findings"]) == (0, [])
     assert fleetctl("init", "--spec-sweep", "1,0,0,0", "-o", str(job)).returncode == 2

@@ -178,6 +178,14 @@ async def test_the_end_of_the_launcher_is_told_with_its_exit_code(tmp_path: Path
         assert "server exited with 7" in died.message
 
 
+async def test_a_launcher_that_crashed_without_a_word_is_told_by_its_signal(tmp_path: Path) -> None:
+    async with watched(tmp_path) as server:
+        os.kill(server.server.pid, signal.SIGSEGV)
+        died = await server.death()
+        assert (died.exit_code, died.failure_class) == (-signal.SIGSEGV, "scheduler_crashed")
+        assert "SIGSEGV" in died.message
+
+
 async def test_what_the_log_names_is_the_cause_and_not_the_death_that_followed(tmp_path: Path) -> None:
     async with watched(tmp_path, *RANKS) as server:
         server.say(

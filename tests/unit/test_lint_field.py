@@ -76,7 +76,8 @@ def test_lint_of_a_sweep_written_as_levels_finds_the_entry_that_repeats_another(
 
 def test_the_job_made_of_a_sweep_has_a_level_for_each_server_and_no_arm_without_effect() -> None:
     points = expand(SWEEP["input"])
-    loaded = load_job(sweep_job(points), "job.yaml")
+    filled = sweep_job(points).replace("$MODEL", "/models/a").replace("$DRAFT_MODEL", "/models/a-eagle3")
+    loaded = load_job(filled, "job.yaml")
     assert list(loaded.job.factors["speculation"]) == ["none", "s5-k1-d6", "s4-k2-d8", "s2-k3-d20"]
     assert [workload.concurrency for workload in loaded.job.workloads] == [1, 2, 8]
     assert {finding.code for finding in loaded.findings} == {"spec_tree_overflow"}

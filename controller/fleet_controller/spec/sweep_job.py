@@ -12,7 +12,7 @@ _JOB = """\
 apiVersion: benchfleet/v1
 kind: Job
 name: spec-sweep
-model: {{path: /models/model}} # fill in
+model: {{path: $MODEL}} # fill in
 engine:
   kind: sglang
   python: python3 # fill in: a virtual environment on the host that holds SGLang
@@ -30,7 +30,7 @@ _LEVEL = """\
     {name}:
       args:
         speculative_algorithm: EAGLE3
-        speculative_draft_model_path: /models/draft # fill in: a draft for this model
+        speculative_draft_model_path: $DRAFT_MODEL # fill in: a draft for this model
         speculative_num_steps: {steps}
         speculative_eagle_topk: {topk}
         speculative_num_draft_tokens: {tokens}
