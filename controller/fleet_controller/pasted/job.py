@@ -11,35 +11,13 @@ from typing import Any
 from fleet_controller.pasted.carried import Carried
 from fleet_controller.pasted.launch import Box
 from fleet_controller.spec.findings import Finding
+from fleet_controller.spec.template import WORKLOADS_AND_MEASURE
 
 _PLAIN = re.compile(r"[A-Za-z_/~][A-Za-z0-9_./~@+-]*(?::[A-Za-z0-9_./~@+-]+)*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"})
 _IN_ENGINE = re.compile(r"NCCL_DEBUG.*|NCCL_SOCKET_IFNAME|NCCL_SOCKET_FAMILY|NCCL_IB_HCA|NCCL_CONF_FILE|NCCL_(?:TOPO|GRAPH)_DUMP_FILE")
 _TOLD_IN_FILE = ("dropped", "secret", "not_supported", "needs_value")
 _MOST_TOLD = 24
-_REST = """
-# All workloads are measured in every launch.
-workloads:
-  single: # one request at a time
-    concurrency: 1
-    prompts: builtin:chat
-    output_tokens: 500
-  # busy: # a list makes one workload each: busy@8, busy@32
-  #   concurrency: [8, 32]
-  #   output_tokens: 500
-
-measure:
-  launches: 3 # of each variant: launches differ, so they are what the interval is over
-  runs: {min: 5, max: 20} # inside one launch, until the precision is reached
-  precision: 2%
-  confidence: 95%
-  margin: 2% # a difference below this does not matter
-  warmup: auto
-  seed: 1
-
-hosts:
-  placement: every_host
-"""
 
 
 @dataclass(slots=True)
@@ -67,7 +45,7 @@ def write_job(carried: Carried, source: str, told: Sequence[Finding]) -> JobText
     _head(made, carried, source, told)
     _engine(made, carried)
     _factors(made, carried)
-    made.lines.extend(_REST.rstrip("\n").split("\n"))
+    made.lines.extend(WORKLOADS_AND_MEASURE.rstrip("\n").split("\n"))
     return made
 
 

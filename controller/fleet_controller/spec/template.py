@@ -49,7 +49,9 @@ factors:
 # What all others are compared with.
 baseline:
   nccl: default
-
+"""
+# The part of a job file that does not depend on what is launched.
+WORKLOADS_AND_MEASURE = """
 # All workloads are measured in every launch.
 workloads:
   single: # one request at a time
@@ -103,7 +105,7 @@ hosts:
 
 def job_template() -> str:
     """A commented job file."""
-    return _JOB
+    return _JOB + WORKLOADS_AND_MEASURE
 
 
 def fleet_template() -> str:
