@@ -58,6 +58,14 @@ class AgentInfo:
     labels: Mapping[str, str] = field(default_factory=dict)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     pid: int = 0
+    protocol: int = 0
+    now_unix_ns: int = 0
+    disk_free_bytes: int = 0
+    takes_no_trials: str = ""
+    certificate_expires_unix_s: int = 0
+    allowed_pythons: tuple[str, ...] = ()
+    allowed_images: tuple[str, ...] = ()
+    load_only: bool = False
 
 
 class AgentClient:

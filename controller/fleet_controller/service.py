@@ -103,6 +103,19 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             await _refuse(context, error)
         return to_proto(trial, pb.GetTrialResponse())
 
+    async def DrainHost(self, request: pb.DrainHostRequest, context: Context) -> pb.DrainHostResponse:
+        """No new trials on a host."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "hosts are not drained yet")
+
+    async def UndrainHost(self, request: pb.UndrainHostRequest, context: Context) -> pb.UndrainHostResponse:
+        """Trials on a host again."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "hosts are not drained yet")
+
+    async def CheckHosts(self, request: pb.CheckHostsRequest, context: Context) -> AsyncIterator[pb.CheckHostsResponse]:
+        """What stands in the way on each host."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "hosts are not checked yet")
+        yield pb.CheckHostsResponse()
+
 
 @asynccontextmanager
 async def serving(controller: Controller, address: str) -> AsyncIterator[str]:

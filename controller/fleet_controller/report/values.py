@@ -23,6 +23,7 @@ class JobSummary:
     trials_over: int = 0
     engine: str = ""
     time_scale: float = 1.0
+    priority: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -60,6 +61,15 @@ class HostStatus:
     version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     message: str = ""
+    drained: bool = False
+    drain_reason: str = ""
+    aside: str = ""
+    aside_since_unix_ns: int = 0
+    clock_ahead_s: float = 0.0
+    certificate_expires_unix_s: int = 0
+    active_trial: str = ""
+    load_only: bool = False
+    cost_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

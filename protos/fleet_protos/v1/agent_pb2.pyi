@@ -88,6 +88,14 @@ class DescribeResponse(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    NOW_UNIX_NS_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    TAKES_NO_TRIALS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    ALLOWED_PYTHONS_FIELD_NUMBER: _builtins.int
+    ALLOWED_IMAGES_FIELD_NUMBER: _builtins.int
+    LOAD_ONLY_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     """changes when the agent's journal was made anew"""
     host: _builtins.str
@@ -96,6 +104,17 @@ class DescribeResponse(_message.Message):
     simulated_gpus: _builtins.int
     last_sequence: _builtins.int
     pid: _builtins.int
+    protocol: _builtins.int
+    """the contract's minor number; 0 = from before it was told"""
+    now_unix_ns: _builtins.int
+    """the host's clock, for showing how far it is from the controller's"""
+    disk_free_bytes: _builtins.int
+    """of its state folder"""
+    takes_no_trials: _builtins.str
+    """why it takes no new trials now, such as a full disk; empty = it does"""
+    certificate_expires_unix_s: _builtins.int
+    """0 = it serves without TLS"""
+    load_only: _builtins.bool
     @_builtins.property
     def active_trials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """TRIAL/ATTEMPT"""
@@ -104,6 +123,14 @@ class DescribeResponse(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def fingerprint(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def allowed_pythons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """patterns of its configuration; empty = any"""
+
+    @_builtins.property
+    def allowed_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise"""
+
     def __init__(
         self,
         *,
@@ -117,10 +144,18 @@ class DescribeResponse(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         fingerprint: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         pid: _builtins.int = ...,
+        protocol: _builtins.int = ...,
+        now_unix_ns: _builtins.int = ...,
+        disk_free_bytes: _builtins.int = ...,
+        takes_no_trials: _builtins.str = ...,
+        certificate_expires_unix_s: _builtins.int = ...,
+        allowed_pythons: _abc.Iterable[_builtins.str] | None = ...,
+        allowed_images: _abc.Iterable[_builtins.str] | None = ...,
+        load_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trials", b"active_trials", "agent_id", b"agent_id", "fingerprint", b"fingerprint", "gpus", b"gpus", "host", b"host", "labels", b"labels", "last_sequence", b"last_sequence", "pid", b"pid", "simulated_gpus", b"simulated_gpus", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trials", b"active_trials", "agent_id", b"agent_id", "allowed_images", b"allowed_images", "allowed_pythons", b"allowed_pythons", "certificate_expires_unix_s", b"certificate_expires_unix_s", "disk_free_bytes", b"disk_free_bytes", "fingerprint", b"fingerprint", "gpus", b"gpus", "host", b"host", "labels", b"labels", "last_sequence", b"last_sequence", "load_only", b"load_only", "now_unix_ns", b"now_unix_ns", "pid", b"pid", "protocol", b"protocol", "simulated_gpus", b"simulated_gpus", "takes_no_trials", b"takes_no_trials", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,3 +369,67 @@ class FetchArtifactResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchArtifactResponse: _TypeAlias = FetchArtifactResponse  # noqa: Y015
+
+@_typing.final
+class CheckHostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckHostRequest: _TypeAlias = CheckHostRequest  # noqa: Y015
+
+@_typing.final
+class CheckHostResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostFinding]: ...
+    def __init__(
+        self,
+        *,
+        findings: _abc.Iterable[Global___HostFinding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["findings", b"findings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckHostResponse: _TypeAlias = CheckHostResponse  # noqa: Y015
+
+@_typing.final
+class HostFinding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    severity: _builtins.str
+    """error | warning | info; an error stands in the way of every trial"""
+    message: _builtins.str
+    hint: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        severity: _builtins.str = ...,
+        message: _builtins.str = ...,
+        hint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "hint", b"hint", "message", b"message", "severity", b"severity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostFinding: _TypeAlias = HostFinding  # noqa: Y015

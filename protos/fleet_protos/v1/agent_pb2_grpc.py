@@ -64,6 +64,11 @@ class AgentServiceStub:
                 request_serializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactRequest.SerializeToString,
                 response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactResponse.FromString,
                 _registered_method=True)
+        self.CheckHost = channel.unary_unary(
+                '/fleet_protos.v1.AgentService/CheckHost',
+                request_serializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -107,6 +112,13 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckHost(self, request, context):
+        """What would stand in the way of a trial here, looked up now. Starts nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +151,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.FetchArtifact,
                     request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactRequest.FromString,
                     response_serializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactResponse.SerializeToString,
+            ),
+            'CheckHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckHost,
+                    request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +320,33 @@ class AgentService:
             '/fleet_protos.v1.AgentService/FetchArtifact',
             fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactRequest.SerializeToString,
             fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet_protos.v1.AgentService/CheckHost',
+            fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_agent__pb2.CheckHostResponse.FromString,
             options,
             channel_credentials,
             insecure,

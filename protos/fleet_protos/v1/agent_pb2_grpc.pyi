@@ -39,6 +39,8 @@ class AgentServiceStub:
     """Every event with a sequence number above after_sequence, then new ones as they happen."""
     AckEvents: _grpc.UnaryUnaryMultiCallable[_agent_pb2.AckEventsRequest, _agent_pb2.AckEventsResponse]
     FetchArtifact: _grpc.UnaryStreamMultiCallable[_agent_pb2.FetchArtifactRequest, _agent_pb2.FetchArtifactResponse]
+    CheckHost: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CheckHostRequest, _agent_pb2.CheckHostResponse]
+    """What would stand in the way of a trial here, looked up now. Starts nothing."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -51,6 +53,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Every event with a sequence number above after_sequence, then new ones as they happen."""
     AckEvents: _aio.UnaryUnaryMultiCallable[_agent_pb2.AckEventsRequest, _agent_pb2.AckEventsResponse]  # type: ignore[assignment]
     FetchArtifact: _aio.UnaryStreamMultiCallable[_agent_pb2.FetchArtifactRequest, _agent_pb2.FetchArtifactResponse]  # type: ignore[assignment]
+    CheckHost: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckHostRequest, _agent_pb2.CheckHostResponse]  # type: ignore[assignment]
+    """What would stand in the way of a trial here, looked up now. Starts nothing."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,5 +100,13 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.FetchArtifactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.FetchArtifactResponse], _abc.AsyncIterator[_agent_pb2.FetchArtifactResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CheckHost(
+        self,
+        request: _agent_pb2.CheckHostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.CheckHostResponse, _abc.Awaitable[_agent_pb2.CheckHostResponse]]:
+        """What would stand in the way of a trial here, looked up now. Starts nothing."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

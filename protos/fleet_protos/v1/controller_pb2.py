@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fleet_protos.v1 import agent_pb2 as fleet__protos_dot_v1_dot_agent__pb2
 from fleet_protos.v1 import trial_pb2 as fleet__protos_dot_v1_dot_trial__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fleet_protos/v1/controller.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/trial.proto\"\x9d\x01\n\nJobSummary\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x19\n\x11submitted_unix_ns\x18\x04 \x01(\x03\x12\x0e\n\x06trials\x18\x05 \x01(\r\x12\x13\n\x0btrials_over\x18\x06 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\x12\n\ntime_scale\x18\x08 \x01(\x01\"\xa2\x02\n\x0bTrialStatus\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05\x62lock\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12%\n\x05phase\x18\x06 \x01(\x0e\x32\x16.fleet_protos.v1.Phase\x12)\n\x07outcome\x18\x07 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12(\n\x04kind\x18\x08 \x01(\x0e\x32\x1a.fleet_protos.v1.ErrorKind\x12\x15\n\rfailure_class\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x0c\n\x04runs\x18\x0b \x01(\r\x12\x10\n\x08progress\x18\x0c \x01(\t\"\xea\x01\n\nHostStatus\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x37\n\x06labels\x18\x07 \x03(\x0b\x32\'.fleet_protos.v1.HostStatus.LabelsEntry\x12\x0f\n\x07message\x18\x08 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb6\x01\n\tStoredRun\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05\x62lock\x18\x05 \x01(\r\x12/\n\rtrial_outcome\x18\x06 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12\'\n\x03run\x18\x07 \x01(\x0b\x32\x1a.fleet_protos.v1.RunResult\"3\n\x10SubmitJobRequest\x12\x0c\n\x04yaml\x18\x01 \x01(\t\x12\x11\n\tfile_name\x18\x02 \x01(\t\"3\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06trials\x18\x02 \x01(\r\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"v\n\x0eGetJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0c\n\x04yaml\x18\x03 \x01(\t\"\x11\n\x0fListJobsRequest\"=\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.JobSummary\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"z\n\x10WatchJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0e\n\x06left_s\x18\x03 \x01(\x01\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x11\x43\x61ncelJobResponse\x12\x18\n\x10trials_cancelled\x18\x01 \x01(\r\"\x12\n\x10ListHostsRequest\"?\n\x11ListHostsResponse\x12*\n\x05hosts\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.HostStatus\"#\n\x11GetResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"v\n\x12GetResultsResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12\x0c\n\x04yaml\x18\x02 \x01(\t\x12(\n\x04runs\x18\x03 \x03(\x0b\x32\x1a.fleet_protos.v1.StoredRun\"F\n\x0fGetTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08with_log\x18\x03 \x01(\x08\"|\n\x10GetTrialResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12&\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x16.fleet_protos.v1.Event\x12\x12\n\nserver_log\x18\x03 \x01(\t2\xa6\x05\n\x11\x43ontrollerService\x12R\n\tSubmitJob\x12!.fleet_protos.v1.SubmitJobRequest\x1a\".fleet_protos.v1.SubmitJobResponse\x12I\n\x06GetJob\x12\x1e.fleet_protos.v1.GetJobRequest\x1a\x1f.fleet_protos.v1.GetJobResponse\x12O\n\x08ListJobs\x12 .fleet_protos.v1.ListJobsRequest\x1a!.fleet_protos.v1.ListJobsResponse\x12Q\n\x08WatchJob\x12 .fleet_protos.v1.WatchJobRequest\x1a!.fleet_protos.v1.WatchJobResponse0\x01\x12R\n\tCancelJob\x12!.fleet_protos.v1.CancelJobRequest\x1a\".fleet_protos.v1.CancelJobResponse\x12R\n\tListHosts\x12!.fleet_protos.v1.ListHostsRequest\x1a\".fleet_protos.v1.ListHostsResponse\x12U\n\nGetResults\x12\".fleet_protos.v1.GetResultsRequest\x1a#.fleet_protos.v1.GetResultsResponse\x12O\n\x08GetTrial\x12 .fleet_protos.v1.GetTrialRequest\x1a!.fleet_protos.v1.GetTrialResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fleet_protos/v1/controller.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/agent.proto\x1a\x1b\x66leet_protos/v1/trial.proto\"\xaf\x01\n\nJobSummary\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x19\n\x11submitted_unix_ns\x18\x04 \x01(\x03\x12\x0e\n\x06trials\x18\x05 \x01(\r\x12\x13\n\x0btrials_over\x18\x06 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\x12\n\ntime_scale\x18\x08 \x01(\x01\x12\x10\n\x08priority\x18\t \x01(\x05\"\xa2\x02\n\x0bTrialStatus\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05\x62lock\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12%\n\x05phase\x18\x06 \x01(\x0e\x32\x16.fleet_protos.v1.Phase\x12)\n\x07outcome\x18\x07 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12(\n\x04kind\x18\x08 \x01(\x0e\x32\x1a.fleet_protos.v1.ErrorKind\x12\x15\n\rfailure_class\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x0c\n\x04runs\x18\x0b \x01(\r\x12\x10\n\x08progress\x18\x0c \x01(\t\"\xb8\x03\n\nHostStatus\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x37\n\x06labels\x18\x07 \x03(\x0b\x32\'.fleet_protos.v1.HostStatus.LabelsEntry\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x0f\n\x07\x64rained\x18\t \x01(\x08\x12\x14\n\x0c\x64rain_reason\x18\n \x01(\t\x12\r\n\x05\x61side\x18\x0b \x01(\t\x12\x1b\n\x13\x61side_since_unix_ns\x18\x0c \x01(\x03\x12\x15\n\rclock_ahead_s\x18\r \x01(\x01\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0e \x01(\x03\x12\x14\n\x0c\x61\x63tive_trial\x18\x0f \x01(\t\x12\x11\n\tload_only\x18\x10 \x01(\x08\x12\x15\n\rcost_per_hour\x18\x11 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb6\x01\n\tStoredRun\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05\x62lock\x18\x05 \x01(\r\x12/\n\rtrial_outcome\x18\x06 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12\'\n\x03run\x18\x07 \x01(\x0b\x32\x1a.fleet_protos.v1.RunResult\"3\n\x10SubmitJobRequest\x12\x0c\n\x04yaml\x18\x01 \x01(\t\x12\x11\n\tfile_name\x18\x02 \x01(\t\"3\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06trials\x18\x02 \x01(\r\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"v\n\x0eGetJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0c\n\x04yaml\x18\x03 \x01(\t\"\x11\n\x0fListJobsRequest\"=\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.JobSummary\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"z\n\x10WatchJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0e\n\x06left_s\x18\x03 \x01(\x01\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x11\x43\x61ncelJobResponse\x12\x18\n\x10trials_cancelled\x18\x01 \x01(\r\"\x12\n\x10ListHostsRequest\"?\n\x11ListHostsResponse\x12*\n\x05hosts\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.HostStatus\"#\n\x11GetResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"v\n\x12GetResultsResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12\x0c\n\x04yaml\x18\x02 \x01(\t\x12(\n\x04runs\x18\x03 \x03(\x0b\x32\x1a.fleet_protos.v1.StoredRun\"F\n\x0fGetTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08with_log\x18\x03 \x01(\x08\"|\n\x10GetTrialResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12&\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x16.fleet_protos.v1.Event\x12\x12\n\nserver_log\x18\x03 \x01(\t\"0\n\x10\x44rainHostRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x13\n\x11\x44rainHostResponse\"\"\n\x12UndrainHostRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"\x15\n\x13UndrainHostResponse\"\"\n\x11\x43heckHostsRequest\x12\r\n\x05hosts\x18\x01 \x03(\t\"s\n\x12\x43heckHostsResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07reached\x18\x02 \x01(\x08\x12.\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\x12\x0e\n\x06took_s\x18\x04 \x01(\x01\x32\xad\x07\n\x11\x43ontrollerService\x12R\n\tSubmitJob\x12!.fleet_protos.v1.SubmitJobRequest\x1a\".fleet_protos.v1.SubmitJobResponse\x12I\n\x06GetJob\x12\x1e.fleet_protos.v1.GetJobRequest\x1a\x1f.fleet_protos.v1.GetJobResponse\x12O\n\x08ListJobs\x12 .fleet_protos.v1.ListJobsRequest\x1a!.fleet_protos.v1.ListJobsResponse\x12Q\n\x08WatchJob\x12 .fleet_protos.v1.WatchJobRequest\x1a!.fleet_protos.v1.WatchJobResponse0\x01\x12R\n\tCancelJob\x12!.fleet_protos.v1.CancelJobRequest\x1a\".fleet_protos.v1.CancelJobResponse\x12R\n\tListHosts\x12!.fleet_protos.v1.ListHostsRequest\x1a\".fleet_protos.v1.ListHostsResponse\x12U\n\nGetResults\x12\".fleet_protos.v1.GetResultsRequest\x1a#.fleet_protos.v1.GetResultsResponse\x12O\n\x08GetTrial\x12 .fleet_protos.v1.GetTrialRequest\x1a!.fleet_protos.v1.GetTrialResponse\x12R\n\tDrainHost\x12!.fleet_protos.v1.DrainHostRequest\x1a\".fleet_protos.v1.DrainHostResponse\x12X\n\x0bUndrainHost\x12#.fleet_protos.v1.UndrainHostRequest\x1a$.fleet_protos.v1.UndrainHostResponse\x12W\n\nCheckHosts\x12\".fleet_protos.v1.CheckHostsRequest\x1a#.fleet_protos.v1.CheckHostsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,48 +35,60 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOSTSTATUS_LABELSENTRY']._loaded_options = None
   _globals['_HOSTSTATUS_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSUMMARY']._serialized_start=83
-  _globals['_JOBSUMMARY']._serialized_end=240
-  _globals['_TRIALSTATUS']._serialized_start=243
-  _globals['_TRIALSTATUS']._serialized_end=533
-  _globals['_HOSTSTATUS']._serialized_start=536
-  _globals['_HOSTSTATUS']._serialized_end=770
-  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_start=725
-  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_end=770
-  _globals['_STOREDRUN']._serialized_start=773
-  _globals['_STOREDRUN']._serialized_end=955
-  _globals['_SUBMITJOBREQUEST']._serialized_start=957
-  _globals['_SUBMITJOBREQUEST']._serialized_end=1008
-  _globals['_SUBMITJOBRESPONSE']._serialized_start=1010
-  _globals['_SUBMITJOBRESPONSE']._serialized_end=1061
-  _globals['_GETJOBREQUEST']._serialized_start=1063
-  _globals['_GETJOBREQUEST']._serialized_end=1094
-  _globals['_GETJOBRESPONSE']._serialized_start=1096
-  _globals['_GETJOBRESPONSE']._serialized_end=1214
-  _globals['_LISTJOBSREQUEST']._serialized_start=1216
-  _globals['_LISTJOBSREQUEST']._serialized_end=1233
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1235
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1296
-  _globals['_WATCHJOBREQUEST']._serialized_start=1298
-  _globals['_WATCHJOBREQUEST']._serialized_end=1331
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1333
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1455
-  _globals['_CANCELJOBREQUEST']._serialized_start=1457
-  _globals['_CANCELJOBREQUEST']._serialized_end=1491
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1493
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1538
-  _globals['_LISTHOSTSREQUEST']._serialized_start=1540
-  _globals['_LISTHOSTSREQUEST']._serialized_end=1558
-  _globals['_LISTHOSTSRESPONSE']._serialized_start=1560
-  _globals['_LISTHOSTSRESPONSE']._serialized_end=1623
-  _globals['_GETRESULTSREQUEST']._serialized_start=1625
-  _globals['_GETRESULTSREQUEST']._serialized_end=1660
-  _globals['_GETRESULTSRESPONSE']._serialized_start=1662
-  _globals['_GETRESULTSRESPONSE']._serialized_end=1780
-  _globals['_GETTRIALREQUEST']._serialized_start=1782
-  _globals['_GETTRIALREQUEST']._serialized_end=1852
-  _globals['_GETTRIALRESPONSE']._serialized_start=1854
-  _globals['_GETTRIALRESPONSE']._serialized_end=1978
-  _globals['_CONTROLLERSERVICE']._serialized_start=1981
-  _globals['_CONTROLLERSERVICE']._serialized_end=2659
+  _globals['_JOBSUMMARY']._serialized_start=112
+  _globals['_JOBSUMMARY']._serialized_end=287
+  _globals['_TRIALSTATUS']._serialized_start=290
+  _globals['_TRIALSTATUS']._serialized_end=580
+  _globals['_HOSTSTATUS']._serialized_start=583
+  _globals['_HOSTSTATUS']._serialized_end=1023
+  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_start=978
+  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_end=1023
+  _globals['_STOREDRUN']._serialized_start=1026
+  _globals['_STOREDRUN']._serialized_end=1208
+  _globals['_SUBMITJOBREQUEST']._serialized_start=1210
+  _globals['_SUBMITJOBREQUEST']._serialized_end=1261
+  _globals['_SUBMITJOBRESPONSE']._serialized_start=1263
+  _globals['_SUBMITJOBRESPONSE']._serialized_end=1314
+  _globals['_GETJOBREQUEST']._serialized_start=1316
+  _globals['_GETJOBREQUEST']._serialized_end=1347
+  _globals['_GETJOBRESPONSE']._serialized_start=1349
+  _globals['_GETJOBRESPONSE']._serialized_end=1467
+  _globals['_LISTJOBSREQUEST']._serialized_start=1469
+  _globals['_LISTJOBSREQUEST']._serialized_end=1486
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1488
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1549
+  _globals['_WATCHJOBREQUEST']._serialized_start=1551
+  _globals['_WATCHJOBREQUEST']._serialized_end=1584
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1586
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1708
+  _globals['_CANCELJOBREQUEST']._serialized_start=1710
+  _globals['_CANCELJOBREQUEST']._serialized_end=1744
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1746
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1791
+  _globals['_LISTHOSTSREQUEST']._serialized_start=1793
+  _globals['_LISTHOSTSREQUEST']._serialized_end=1811
+  _globals['_LISTHOSTSRESPONSE']._serialized_start=1813
+  _globals['_LISTHOSTSRESPONSE']._serialized_end=1876
+  _globals['_GETRESULTSREQUEST']._serialized_start=1878
+  _globals['_GETRESULTSREQUEST']._serialized_end=1913
+  _globals['_GETRESULTSRESPONSE']._serialized_start=1915
+  _globals['_GETRESULTSRESPONSE']._serialized_end=2033
+  _globals['_GETTRIALREQUEST']._serialized_start=2035
+  _globals['_GETTRIALREQUEST']._serialized_end=2105
+  _globals['_GETTRIALRESPONSE']._serialized_start=2107
+  _globals['_GETTRIALRESPONSE']._serialized_end=2231
+  _globals['_DRAINHOSTREQUEST']._serialized_start=2233
+  _globals['_DRAINHOSTREQUEST']._serialized_end=2281
+  _globals['_DRAINHOSTRESPONSE']._serialized_start=2283
+  _globals['_DRAINHOSTRESPONSE']._serialized_end=2302
+  _globals['_UNDRAINHOSTREQUEST']._serialized_start=2304
+  _globals['_UNDRAINHOSTREQUEST']._serialized_end=2338
+  _globals['_UNDRAINHOSTRESPONSE']._serialized_start=2340
+  _globals['_UNDRAINHOSTRESPONSE']._serialized_end=2361
+  _globals['_CHECKHOSTSREQUEST']._serialized_start=2363
+  _globals['_CHECKHOSTSREQUEST']._serialized_end=2397
+  _globals['_CHECKHOSTSRESPONSE']._serialized_start=2399
+  _globals['_CHECKHOSTSRESPONSE']._serialized_end=2514
+  _globals['_CONTROLLERSERVICE']._serialized_start=2517
+  _globals['_CONTROLLERSERVICE']._serialized_end=3458
 # @@protoc_insertion_point(module_scope)

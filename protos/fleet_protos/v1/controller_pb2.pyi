@@ -4,6 +4,7 @@ isort:skip_file
 The controller: what fleetctl calls."""
 
 from collections import abc as _abc
+from fleet_protos.v1 import agent_pb2 as _agent_pb2
 from fleet_protos.v1 import trial_pb2 as _trial_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -31,6 +32,7 @@ class JobSummary(_message.Message):
     TRIALS_OVER_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     state: _builtins.str
@@ -42,6 +44,8 @@ class JobSummary(_message.Message):
     """sglang | simulated | external"""
     time_scale: _builtins.float
     """1 unless simulated"""
+    priority: _builtins.int
+    """higher goes first"""
     def __init__(
         self,
         *,
@@ -53,10 +57,11 @@ class JobSummary(_message.Message):
         trials_over: _builtins.int = ...,
         engine: _builtins.str = ...,
         time_scale: _builtins.float = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "job_id", b"job_id", "name", b"name", "state", b"state", "submitted_unix_ns", b"submitted_unix_ns", "time_scale", b"time_scale", "trials", b"trials", "trials_over", b"trials_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "job_id", b"job_id", "name", b"name", "priority", b"priority", "state", b"state", "submitted_unix_ns", b"submitted_unix_ns", "time_scale", b"time_scale", "trials", b"trials", "trials_over", b"trials_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,6 +153,15 @@ class HostStatus(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    DRAIN_REASON_FIELD_NUMBER: _builtins.int
+    ASIDE_FIELD_NUMBER: _builtins.int
+    ASIDE_SINCE_UNIX_NS_FIELD_NUMBER: _builtins.int
+    CLOCK_AHEAD_S_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    ACTIVE_TRIAL_FIELD_NUMBER: _builtins.int
+    LOAD_ONLY_FIELD_NUMBER: _builtins.int
+    COST_PER_HOUR_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     address: _builtins.str
     state: _builtins.str
@@ -156,6 +170,21 @@ class HostStatus(_message.Message):
     simulated_gpus: _builtins.int
     version: _builtins.str
     message: _builtins.str
+    drained: _builtins.bool
+    """by a user"""
+    drain_reason: _builtins.str
+    aside: _builtins.str
+    """why the controller gives it no trials after repeated failures; empty = it does"""
+    aside_since_unix_ns: _builtins.int
+    clock_ahead_s: _builtins.float
+    """the host's clock before the controller's; negative = behind"""
+    certificate_expires_unix_s: _builtins.int
+    """0 = without TLS"""
+    active_trial: _builtins.str
+    """TRIAL/ATTEMPT; empty = none"""
+    load_only: _builtins.bool
+    cost_per_hour: _builtins.float
+    """as the fleet file says; 0 = it does not"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -169,10 +198,19 @@ class HostStatus(_message.Message):
         version: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         message: _builtins.str = ...,
+        drained: _builtins.bool = ...,
+        drain_reason: _builtins.str = ...,
+        aside: _builtins.str = ...,
+        aside_since_unix_ns: _builtins.int = ...,
+        clock_ahead_s: _builtins.float = ...,
+        certificate_expires_unix_s: _builtins.int = ...,
+        active_trial: _builtins.str = ...,
+        load_only: _builtins.bool = ...,
+        cost_per_hour: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gpus", b"gpus", "host", b"host", "labels", b"labels", "message", b"message", "simulated_gpus", b"simulated_gpus", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trial", b"active_trial", "address", b"address", "aside", b"aside", "aside_since_unix_ns", b"aside_since_unix_ns", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_ahead_s", b"clock_ahead_s", "cost_per_hour", b"cost_per_hour", "drain_reason", b"drain_reason", "drained", b"drained", "gpus", b"gpus", "host", b"host", "labels", b"labels", "load_only", b"load_only", "message", b"message", "simulated_gpus", b"simulated_gpus", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,3 +602,125 @@ class GetTrialResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTrialResponse: _TypeAlias = GetTrialResponse  # noqa: Y015
+
+@_typing.final
+class DrainHostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainHostRequest: _TypeAlias = DrainHostRequest  # noqa: Y015
+
+@_typing.final
+class DrainHostResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainHostResponse: _TypeAlias = DrainHostResponse  # noqa: Y015
+
+@_typing.final
+class UndrainHostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainHostRequest: _TypeAlias = UndrainHostRequest  # noqa: Y015
+
+@_typing.final
+class UndrainHostResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainHostResponse: _TypeAlias = UndrainHostResponse  # noqa: Y015
+
+@_typing.final
+class CheckHostsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """empty = all"""
+
+    def __init__(
+        self,
+        *,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckHostsRequest: _TypeAlias = CheckHostsRequest  # noqa: Y015
+
+@_typing.final
+class CheckHostsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    reached: _builtins.bool
+    took_s: _builtins.float
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.HostFinding]: ...
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        reached: _builtins.bool = ...,
+        findings: _abc.Iterable[_agent_pb2.HostFinding] | None = ...,
+        took_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["findings", b"findings", "host", b"host", "reached", b"reached", "took_s", b"took_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckHostsResponse: _TypeAlias = CheckHostsResponse  # noqa: Y015

@@ -74,6 +74,21 @@ class ControllerServiceStub:
                 request_serializer=fleet__protos_dot_v1_dot_controller__pb2.GetTrialRequest.SerializeToString,
                 response_deserializer=fleet__protos_dot_v1_dot_controller__pb2.GetTrialResponse.FromString,
                 _registered_method=True)
+        self.DrainHost = channel.unary_unary(
+                '/fleet_protos.v1.ControllerService/DrainHost',
+                request_serializer=fleet__protos_dot_v1_dot_controller__pb2.DrainHostRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_controller__pb2.DrainHostResponse.FromString,
+                _registered_method=True)
+        self.UndrainHost = channel.unary_unary(
+                '/fleet_protos.v1.ControllerService/UndrainHost',
+                request_serializer=fleet__protos_dot_v1_dot_controller__pb2.UndrainHostRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_controller__pb2.UndrainHostResponse.FromString,
+                _registered_method=True)
+        self.CheckHosts = channel.unary_stream(
+                '/fleet_protos.v1.ControllerService/CheckHosts',
+                request_serializer=fleet__protos_dot_v1_dot_controller__pb2.CheckHostsRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_controller__pb2.CheckHostsResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer:
@@ -128,6 +143,27 @@ class ControllerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainHost(self, request, context):
+        """No new trials there; what runs is measured to its end. Repeating it changes the reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainHost(self, request, context):
+        """Trials again, also where repeated failures had set the host aside.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckHosts(self, request, context):
+        """One answer a host, as each is ready.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -170,6 +206,21 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.GetTrial,
                     request_deserializer=fleet__protos_dot_v1_dot_controller__pb2.GetTrialRequest.FromString,
                     response_serializer=fleet__protos_dot_v1_dot_controller__pb2.GetTrialResponse.SerializeToString,
+            ),
+            'DrainHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainHost,
+                    request_deserializer=fleet__protos_dot_v1_dot_controller__pb2.DrainHostRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_controller__pb2.DrainHostResponse.SerializeToString,
+            ),
+            'UndrainHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainHost,
+                    request_deserializer=fleet__protos_dot_v1_dot_controller__pb2.UndrainHostRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_controller__pb2.UndrainHostResponse.SerializeToString,
+            ),
+            'CheckHosts': grpc.unary_stream_rpc_method_handler(
+                    servicer.CheckHosts,
+                    request_deserializer=fleet__protos_dot_v1_dot_controller__pb2.CheckHostsRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_controller__pb2.CheckHostsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -388,6 +439,87 @@ class ControllerService:
             '/fleet_protos.v1.ControllerService/GetTrial',
             fleet__protos_dot_v1_dot_controller__pb2.GetTrialRequest.SerializeToString,
             fleet__protos_dot_v1_dot_controller__pb2.GetTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet_protos.v1.ControllerService/DrainHost',
+            fleet__protos_dot_v1_dot_controller__pb2.DrainHostRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_controller__pb2.DrainHostResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet_protos.v1.ControllerService/UndrainHost',
+            fleet__protos_dot_v1_dot_controller__pb2.UndrainHostRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_controller__pb2.UndrainHostResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckHosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fleet_protos.v1.ControllerService/CheckHosts',
+            fleet__protos_dot_v1_dot_controller__pb2.CheckHostsRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_controller__pb2.CheckHostsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,12 @@ class ControllerServiceStub:
     ListHosts: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ListHostsRequest, _controller_pb2.ListHostsResponse]
     GetResults: _grpc.UnaryUnaryMultiCallable[_controller_pb2.GetResultsRequest, _controller_pb2.GetResultsResponse]
     GetTrial: _grpc.UnaryUnaryMultiCallable[_controller_pb2.GetTrialRequest, _controller_pb2.GetTrialResponse]
+    DrainHost: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DrainHostRequest, _controller_pb2.DrainHostResponse]
+    """No new trials there; what runs is measured to its end. Repeating it changes the reason."""
+    UndrainHost: _grpc.UnaryUnaryMultiCallable[_controller_pb2.UndrainHostRequest, _controller_pb2.UndrainHostResponse]
+    """Trials again, also where repeated failures had set the host aside."""
+    CheckHosts: _grpc.UnaryStreamMultiCallable[_controller_pb2.CheckHostsRequest, _controller_pb2.CheckHostsResponse]
+    """One answer a host, as each is ready."""
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
@@ -53,6 +59,12 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     ListHosts: _aio.UnaryUnaryMultiCallable[_controller_pb2.ListHostsRequest, _controller_pb2.ListHostsResponse]  # type: ignore[assignment]
     GetResults: _aio.UnaryUnaryMultiCallable[_controller_pb2.GetResultsRequest, _controller_pb2.GetResultsResponse]  # type: ignore[assignment]
     GetTrial: _aio.UnaryUnaryMultiCallable[_controller_pb2.GetTrialRequest, _controller_pb2.GetTrialResponse]  # type: ignore[assignment]
+    DrainHost: _aio.UnaryUnaryMultiCallable[_controller_pb2.DrainHostRequest, _controller_pb2.DrainHostResponse]  # type: ignore[assignment]
+    """No new trials there; what runs is measured to its end. Repeating it changes the reason."""
+    UndrainHost: _aio.UnaryUnaryMultiCallable[_controller_pb2.UndrainHostRequest, _controller_pb2.UndrainHostResponse]  # type: ignore[assignment]
+    """Trials again, also where repeated failures had set the host aside."""
+    CheckHosts: _aio.UnaryStreamMultiCallable[_controller_pb2.CheckHostsRequest, _controller_pb2.CheckHostsResponse]  # type: ignore[assignment]
+    """One answer a host, as each is ready."""
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -111,5 +123,29 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.GetTrialRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.GetTrialResponse, _abc.Awaitable[_controller_pb2.GetTrialResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DrainHost(
+        self,
+        request: _controller_pb2.DrainHostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.DrainHostResponse, _abc.Awaitable[_controller_pb2.DrainHostResponse]]:
+        """No new trials there; what runs is measured to its end. Repeating it changes the reason."""
+
+    @_abc_1.abstractmethod
+    def UndrainHost(
+        self,
+        request: _controller_pb2.UndrainHostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.UndrainHostResponse, _abc.Awaitable[_controller_pb2.UndrainHostResponse]]:
+        """Trials again, also where repeated failures had set the host aside."""
+
+    @_abc_1.abstractmethod
+    def CheckHosts(
+        self,
+        request: _controller_pb2.CheckHostsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_controller_pb2.CheckHostsResponse], _abc.AsyncIterator[_controller_pb2.CheckHostsResponse]]:
+        """One answer a host, as each is ready."""
 
 def add_ControllerServiceServicer_to_server(servicer: ControllerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

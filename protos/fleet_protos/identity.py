@@ -1,0 +1,38 @@
+"""Owns who is who in a fleet: the roles that certificates carry, the names they stand under, the files that prove them. Opens no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+CONTROLLER_NAME = "controller.benchfleet"  # a DNS name in the controller's certificate: addresses change, this does not
+_SCHEME = "benchfleet://"
+
+
+class Role(StrEnum):
+    """What a certificate's owner is; a URI in its subject alternative names says so."""
+
+    CONTROLLER = "controller"
+    AGENT = "agent"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of one party: the authorities it trusts, its certificate and key, and the list of what was revoked (None: nothing was)."""
+
+    authorities: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+
+
+def agent_name(host: str) -> str:
+    """The DNS name in the certificate of a host's agent, whatever its address is."""
+    return f"{host}.agent.benchfleet"
+
+
+def role_uri(role: Role, name: str) -> str:
+    """`benchfleet://agent/gpu01`: the subject alternative name that carries the role."""
+    return f"{_SCHEME}{role}/{name}"
