@@ -39,7 +39,7 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Where and how the agent lives on a host. `mode`: system (systemd unit), user (unit of the user), daemon (supervised, no systemd), auto.
+    """Where and how the agent lives on a host. `mode`: system (a unit), user (a unit of the user), daemon (supervised, no systemd), auto.
 
     Empty paths are those of the mode. `python`: interpreter of the agent; `bundled` = one that is brought along.
     """
@@ -55,7 +55,7 @@ class Install:
 class FleetHost:
     """One host. `address`: where controller and other hosts reach its agent; `through_ssh`: the controller by a tunnel.
 
-    `gpus` None = all that its driver shows. `server_python`, `server_image`, `env`: defaults of servers there. `cost_per_hour`: 0 = not told.
+    `gpus` None = all that are there. `server_python`, `server_image`, `env`: defaults of servers there. `cost_per_hour`: 0 = not told.
     `metrics`: ADDRESS:PORT of its Prometheus endpoint, empty = none.
     """
 
