@@ -1,8 +1,7 @@
-"""Owns the making of the agent's parts from its flags; runs none of them."""
+"""Owns the making of the agent's parts from its configuration; runs none of them."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
 from fleet_agent.agent import Agent, Pools
+from fleet_agent.config import AgentConfig, endpoint
 from fleet_agent.core.allocation import Pool
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.host.gpus import RecordedGpus
@@ -25,7 +25,6 @@ from fleet_agent.metrics import AgentMetrics
 from fleet_agent.ports import Ports
 from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
-from fleet_protos.errors import ConfigError
 from fleet_protos.sockets import bind, listen_address
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
@@ -49,38 +48,31 @@ class Parts:
     host: str
 
 
-async def assemble(options: argparse.Namespace) -> Parts:
-    """Build everything. Raises ConfigError for bad flags, Conflict when the state folder or the address is in use."""
-    state: Path = options.state.absolute()
+async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0) -> Parts:
+    """Build everything. Raises ConfigError for a bad configuration, Conflict when the state folder or the address is in use."""
+    state = (config.state or Path()).absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)
-    host = options.host_name or host_name()
+    host = config.host or host_name()
     journal = Journal.open(state / "journal")
-    view = HostView(RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus(), state, options.memory_back)
-    gpus = options.gpus if options.gpus >= 0 else await view.gpu_count()
+    view = HostView(RecordedGpus(recorded_gpus) if recorded_gpus else NvmlGpus(), state, memory_back_s)
+    gpus = config.gpus if config.gpus is not None else await view.gpu_count()
+    simulated_gpus = config.simulated_gpus or 0
     tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, view)
-    pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(options.simulated_gpus))))
-    agent = Agent(state, journal, tools, pools, AgentMetrics(host, options.metrics_port))
+    pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(simulated_gpus))))
+    agent = Agent(state, journal, tools, pools, AgentMetrics(host, endpoint(config.metrics)))
     about = agent_pb2.DescribeResponse(
         host=host,
         gpus=gpus,
-        simulated_gpus=options.simulated_gpus,
-        labels=_labels(options.label),
+        simulated_gpus=simulated_gpus,
+        labels=config.labels,
         fingerprint=await view.fingerprint(),
+        load_only=config.policy.load_only,
     )
     server = aio.server(options=_OPTIONS)
     agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    address = bind(server, options.listen or listen_address(state, "agent"))
+    address = bind(server, config.listen or listen_address(state, "agent"), config.tls)
     return Parts(agent, server, journal, address, host)
 
-
-def _labels(pairs: list[str]) -> dict[str, str]:
-    labels = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"--label {pair!r} is not KEY=VALUE", "write for example --label gpu=h200")
-        labels[key] = value
-    return labels

@@ -24,16 +24,18 @@ def parser() -> argparse.ArgumentParser:
     """The flags of `fleet-agent`."""
     parse = argparse.ArgumentParser(prog="fleet-agent", description="The daemon of one host: launches servers, proves, measures, journals.")
     parse.add_argument("--version", action="version", version=f"fleet-agent {__version__}")
-    parse.add_argument("--state", type=Path, required=True, help="folder of its journal and artifacts")
-    parse.add_argument("--listen", default="", help="unix:PATH or 127.0.0.1:PORT (default: a socket in the state folder)")
+    parse.add_argument("--config", type=Path, default=None, metavar="FILE", help="agent.toml; what it says, the options here override")
+    parse.add_argument("--state", type=Path, default=None, help="folder of its journal and artifacts")
+    parse.add_argument("--listen", default="", help="unix:PATH or ADDRESS:PORT (default: a socket in the state folder)")
     parse.add_argument("--host-name", default="", help="name of this host in jobs and results (default: its own)")
-    parse.add_argument("--gpus", type=int, default=-1, help="GPUs that trials may use (default: all that the driver shows)")
-    parse.add_argument("--simulated-gpus", type=int, default=8, help="GPUs that simulated servers may claim (default: 8)")
+    parse.add_argument("--gpus", type=int, default=None, help="GPUs that trials may use (default: all that the driver shows)")
+    parse.add_argument("--simulated-gpus", type=int, default=None, help="GPUs of simulated servers (default: 8; 0 with --config)")
     parse.add_argument("--recorded-gpus", type=Path, default=None, metavar="FILE", help="take the GPUs from this JSON, not from the driver")
     parse.add_argument("--memory-back", type=float, default=30.0, metavar="SECONDS", help="time for GPU memory to be free (default: 30)")
     parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
     parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
-    parse.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on 127.0.0.1 (default: none)")
+    parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
+    parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse
 
 
@@ -80,12 +82,14 @@ def _need_the_extra() -> None:
 
 async def _serve(options: argparse.Namespace) -> None:
     from fleet_agent.assembly import assemble
+    from fleet_agent.config import settle
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    parts = await assemble(options)
+    config = settle(options)
+    parts = await assemble(config, options.recorded_gpus, options.memory_back)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(parts.agent.run(stopping))
         await parts.server.start()

@@ -8,13 +8,13 @@ from fleet_protos.trial import TrialSpec
 
 
 class AgentMetrics:
-    """Counts what the journal records; serves it on loopback when a port was given."""
+    """Counts what the journal records; serves it where an (address, port) was given."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, endpoint: tuple[str, int] | None = None) -> None:
         self._host = host
         self.series = RunSeries()
-        if port:
-            self.series.serve(port)
+        if endpoint is not None:
+            self.series.serve(endpoint[1], endpoint[0])
 
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
         """Take one journalled event into the series."""

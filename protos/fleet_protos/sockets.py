@@ -13,6 +13,7 @@ from pathlib import Path
 from grpc import aio
 
 from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.identity import TlsFiles
 
 _PATH_LIMIT = 100  # bytes; the kernel takes 107
 
@@ -33,8 +34,10 @@ def _runtime_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"benchfleet-{os.getuid()}"
 
 
-def bind(server: aio.Server, address: str) -> str:
+def bind(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
     """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local, Conflict for one in use."""
+    if tls is not None:
+        raise ConfigError("this version serves no TLS", "use a Unix socket, or an ssh tunnel from another host")
     if address.startswith("unix:"):
         return _bind_unix(server, address)
     host, _, port = address.rpartition(":")
