@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fleet_protos.v1 import trial_pb2 as fleet__protos_dot_v1_dot_trial__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66leet_protos/v1/agent.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/trial.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xd0\x04\n\x10\x44\x65scribeResponse\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x15\n\rlast_sequence\x18\x06 \x01(\x04\x12\x15\n\ractive_trials\x18\x07 \x03(\t\x12=\n\x06labels\x18\x08 \x03(\x0b\x32-.fleet_protos.v1.DescribeResponse.LabelsEntry\x12G\n\x0b\x66ingerprint\x18\t \x03(\x0b\x32\x32.fleet_protos.v1.DescribeResponse.FingerprintEntry\x12\x0b\n\x03pid\x18\n \x01(\x05\x12\x10\n\x08protocol\x18\x0b \x01(\r\x12\x13\n\x0bnow_unix_ns\x18\x0c \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\r \x01(\x04\x12\x17\n\x0ftakes_no_trials\x18\x0e \x01(\t\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0f \x01(\x03\x12\x17\n\x0f\x61llowed_pythons\x18\x10 \x03(\t\x12\x16\n\x0e\x61llowed_images\x18\x11 \x03(\t\x12\x11\n\tload_only\x18\x12 \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x11StartTrialRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.fleet_protos.v1.TrialSpec\"#\n\x12StartTrialResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"G\n\x12\x43\x61ncelTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x13\x43\x61ncelTrialResponse\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\">\n\x12WatchEventsRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\"<\n\x13WatchEventsResponse\x12%\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.fleet_protos.v1.Event\"*\n\x10\x41\x63kEventsRequest\x12\x16\n\x0eup_to_sequence\x18\x01 \x01(\x04\"\x13\n\x11\x41\x63kEventsResponse\"4\n\x14\x46\x65tchArtifactRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"E\n\x15\x46\x65tchArtifactResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\x12\n\x10\x43heckHostRequest\"C\n\x11\x43heckHostResponse\x12.\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\"L\n\x0bHostFinding\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t2\xf6\x04\n\x0c\x41gentService\x12O\n\x08\x44\x65scribe\x12 .fleet_protos.v1.DescribeRequest\x1a!.fleet_protos.v1.DescribeResponse\x12U\n\nStartTrial\x12\".fleet_protos.v1.StartTrialRequest\x1a#.fleet_protos.v1.StartTrialResponse\x12X\n\x0b\x43\x61ncelTrial\x12#.fleet_protos.v1.CancelTrialRequest\x1a$.fleet_protos.v1.CancelTrialResponse\x12Z\n\x0bWatchEvents\x12#.fleet_protos.v1.WatchEventsRequest\x1a$.fleet_protos.v1.WatchEventsResponse0\x01\x12R\n\tAckEvents\x12!.fleet_protos.v1.AckEventsRequest\x1a\".fleet_protos.v1.AckEventsResponse\x12`\n\rFetchArtifact\x12%.fleet_protos.v1.FetchArtifactRequest\x1a&.fleet_protos.v1.FetchArtifactResponse0\x01\x12R\n\tCheckHost\x12!.fleet_protos.v1.CheckHostRequest\x1a\".fleet_protos.v1.CheckHostResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66leet_protos/v1/agent.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/trial.proto\"?\n\x05Lease\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xe7\x04\n\x10\x44\x65scribeResponse\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x15\n\rlast_sequence\x18\x06 \x01(\x04\x12\x15\n\ractive_trials\x18\x07 \x03(\t\x12=\n\x06labels\x18\x08 \x03(\x0b\x32-.fleet_protos.v1.DescribeResponse.LabelsEntry\x12G\n\x0b\x66ingerprint\x18\t \x03(\x0b\x32\x32.fleet_protos.v1.DescribeResponse.FingerprintEntry\x12\x0b\n\x03pid\x18\n \x01(\x05\x12\x10\n\x08protocol\x18\x0b \x01(\r\x12\x13\n\x0bnow_unix_ns\x18\x0c \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\r \x01(\x04\x12\x17\n\x0ftakes_no_trials\x18\x0e \x01(\t\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0f \x01(\x03\x12\x17\n\x0f\x61llowed_pythons\x18\x10 \x03(\t\x12\x16\n\x0e\x61llowed_images\x18\x11 \x03(\t\x12\x11\n\tload_only\x18\x12 \x01(\x08\x12\x15\n\rkept_attempts\x18\x13 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x11StartTrialRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.fleet_protos.v1.TrialSpec\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"#\n\x12StartTrialResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"n\n\x12\x43\x61ncelTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12%\n\x05lease\x18\x04 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"%\n\x13\x43\x61ncelTrialResponse\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\"e\n\x12WatchEventsRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"<\n\x13WatchEventsResponse\x12%\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.fleet_protos.v1.Event\"Q\n\x10\x41\x63kEventsRequest\x12\x16\n\x0eup_to_sequence\x18\x01 \x01(\x04\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"\x13\n\x11\x41\x63kEventsResponse\"4\n\x14\x46\x65tchArtifactRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"E\n\x15\x46\x65tchArtifactResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\x12\n\x10\x43heckHostRequest\"C\n\x11\x43heckHostResponse\x12.\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\"L\n\x0bHostFinding\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"a\n\x15ReleaseAttemptRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"\x18\n\x16ReleaseAttemptResponse2\xd9\x05\n\x0c\x41gentService\x12O\n\x08\x44\x65scribe\x12 .fleet_protos.v1.DescribeRequest\x1a!.fleet_protos.v1.DescribeResponse\x12U\n\nStartTrial\x12\".fleet_protos.v1.StartTrialRequest\x1a#.fleet_protos.v1.StartTrialResponse\x12X\n\x0b\x43\x61ncelTrial\x12#.fleet_protos.v1.CancelTrialRequest\x1a$.fleet_protos.v1.CancelTrialResponse\x12Z\n\x0bWatchEvents\x12#.fleet_protos.v1.WatchEventsRequest\x1a$.fleet_protos.v1.WatchEventsResponse0\x01\x12R\n\tAckEvents\x12!.fleet_protos.v1.AckEventsRequest\x1a\".fleet_protos.v1.AckEventsResponse\x12`\n\rFetchArtifact\x12%.fleet_protos.v1.FetchArtifactRequest\x1a&.fleet_protos.v1.FetchArtifactResponse0\x01\x12\x61\n\x0eReleaseAttempt\x12&.fleet_protos.v1.ReleaseAttemptRequest\x1a\'.fleet_protos.v1.ReleaseAttemptResponse\x12R\n\tCheckHost\x12!.fleet_protos.v1.CheckHostRequest\x1a\".fleet_protos.v1.CheckHostResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,40 +36,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_options = b'8\001'
-  _globals['_DESCRIBEREQUEST']._serialized_start=77
-  _globals['_DESCRIBEREQUEST']._serialized_end=94
-  _globals['_DESCRIBERESPONSE']._serialized_start=97
-  _globals['_DESCRIBERESPONSE']._serialized_end=689
-  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_start=592
-  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_end=637
-  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_start=639
-  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_end=689
-  _globals['_STARTTRIALREQUEST']._serialized_start=691
-  _globals['_STARTTRIALREQUEST']._serialized_end=752
-  _globals['_STARTTRIALRESPONSE']._serialized_start=754
-  _globals['_STARTTRIALRESPONSE']._serialized_end=789
-  _globals['_CANCELTRIALREQUEST']._serialized_start=791
-  _globals['_CANCELTRIALREQUEST']._serialized_end=862
-  _globals['_CANCELTRIALRESPONSE']._serialized_start=864
-  _globals['_CANCELTRIALRESPONSE']._serialized_end=901
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=903
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=965
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=967
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1027
-  _globals['_ACKEVENTSREQUEST']._serialized_start=1029
-  _globals['_ACKEVENTSREQUEST']._serialized_end=1071
-  _globals['_ACKEVENTSRESPONSE']._serialized_start=1073
-  _globals['_ACKEVENTSRESPONSE']._serialized_end=1092
-  _globals['_FETCHARTIFACTREQUEST']._serialized_start=1094
-  _globals['_FETCHARTIFACTREQUEST']._serialized_end=1146
-  _globals['_FETCHARTIFACTRESPONSE']._serialized_start=1148
-  _globals['_FETCHARTIFACTRESPONSE']._serialized_end=1217
-  _globals['_CHECKHOSTREQUEST']._serialized_start=1219
-  _globals['_CHECKHOSTREQUEST']._serialized_end=1237
-  _globals['_CHECKHOSTRESPONSE']._serialized_start=1239
-  _globals['_CHECKHOSTRESPONSE']._serialized_end=1306
-  _globals['_HOSTFINDING']._serialized_start=1308
-  _globals['_HOSTFINDING']._serialized_end=1384
-  _globals['_AGENTSERVICE']._serialized_start=1387
-  _globals['_AGENTSERVICE']._serialized_end=2017
+  _globals['_LEASE']._serialized_start=77
+  _globals['_LEASE']._serialized_end=140
+  _globals['_DESCRIBEREQUEST']._serialized_start=142
+  _globals['_DESCRIBEREQUEST']._serialized_end=159
+  _globals['_DESCRIBERESPONSE']._serialized_start=162
+  _globals['_DESCRIBERESPONSE']._serialized_end=777
+  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_start=680
+  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_end=725
+  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_start=727
+  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_end=777
+  _globals['_STARTTRIALREQUEST']._serialized_start=779
+  _globals['_STARTTRIALREQUEST']._serialized_end=879
+  _globals['_STARTTRIALRESPONSE']._serialized_start=881
+  _globals['_STARTTRIALRESPONSE']._serialized_end=916
+  _globals['_CANCELTRIALREQUEST']._serialized_start=918
+  _globals['_CANCELTRIALREQUEST']._serialized_end=1028
+  _globals['_CANCELTRIALRESPONSE']._serialized_start=1030
+  _globals['_CANCELTRIALRESPONSE']._serialized_end=1067
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1069
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1170
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1172
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1232
+  _globals['_ACKEVENTSREQUEST']._serialized_start=1234
+  _globals['_ACKEVENTSREQUEST']._serialized_end=1315
+  _globals['_ACKEVENTSRESPONSE']._serialized_start=1317
+  _globals['_ACKEVENTSRESPONSE']._serialized_end=1336
+  _globals['_FETCHARTIFACTREQUEST']._serialized_start=1338
+  _globals['_FETCHARTIFACTREQUEST']._serialized_end=1390
+  _globals['_FETCHARTIFACTRESPONSE']._serialized_start=1392
+  _globals['_FETCHARTIFACTRESPONSE']._serialized_end=1461
+  _globals['_CHECKHOSTREQUEST']._serialized_start=1463
+  _globals['_CHECKHOSTREQUEST']._serialized_end=1481
+  _globals['_CHECKHOSTRESPONSE']._serialized_start=1483
+  _globals['_CHECKHOSTRESPONSE']._serialized_end=1550
+  _globals['_HOSTFINDING']._serialized_start=1552
+  _globals['_HOSTFINDING']._serialized_end=1628
+  _globals['_RELEASEATTEMPTREQUEST']._serialized_start=1630
+  _globals['_RELEASEATTEMPTREQUEST']._serialized_end=1727
+  _globals['_RELEASEATTEMPTRESPONSE']._serialized_start=1729
+  _globals['_RELEASEATTEMPTRESPONSE']._serialized_end=1753
+  _globals['_AGENTSERVICE']._serialized_start=1756
+  _globals['_AGENTSERVICE']._serialized_end=2485
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,36 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class Lease(_message.Message):
+    """Who orders. An agent obeys the highest epoch of a controller that it has heard of, and no two controllers at a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    controller_id: _builtins.str
+    """of its store: stays over restarts"""
+    epoch: _builtins.int
+    """one more at each start"""
+    protocol: _builtins.int
+    """the contract's minor number as the controller speaks it"""
+    def __init__(
+        self,
+        *,
+        controller_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        protocol: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "protocol", b"protocol"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lease: _TypeAlias = Lease  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -96,6 +126,7 @@ class DescribeResponse(_message.Message):
     ALLOWED_PYTHONS_FIELD_NUMBER: _builtins.int
     ALLOWED_IMAGES_FIELD_NUMBER: _builtins.int
     LOAD_ONLY_FIELD_NUMBER: _builtins.int
+    KEPT_ATTEMPTS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     """changes when the agent's journal was made anew"""
     host: _builtins.str
@@ -131,6 +162,10 @@ class DescribeResponse(_message.Message):
     def allowed_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """likewise"""
 
+    @_builtins.property
+    def kept_attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """TRIAL/ATTEMPT that are over and whose files nobody released yet, the oldest 1000"""
+
     def __init__(
         self,
         *,
@@ -152,10 +187,11 @@ class DescribeResponse(_message.Message):
         allowed_pythons: _abc.Iterable[_builtins.str] | None = ...,
         allowed_images: _abc.Iterable[_builtins.str] | None = ...,
         load_only: _builtins.bool = ...,
+        kept_attempts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trials", b"active_trials", "agent_id", b"agent_id", "allowed_images", b"allowed_images", "allowed_pythons", b"allowed_pythons", "certificate_expires_unix_s", b"certificate_expires_unix_s", "disk_free_bytes", b"disk_free_bytes", "fingerprint", b"fingerprint", "gpus", b"gpus", "host", b"host", "labels", b"labels", "last_sequence", b"last_sequence", "load_only", b"load_only", "now_unix_ns", b"now_unix_ns", "pid", b"pid", "protocol", b"protocol", "simulated_gpus", b"simulated_gpus", "takes_no_trials", b"takes_no_trials", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trials", b"active_trials", "agent_id", b"agent_id", "allowed_images", b"allowed_images", "allowed_pythons", b"allowed_pythons", "certificate_expires_unix_s", b"certificate_expires_unix_s", "disk_free_bytes", b"disk_free_bytes", "fingerprint", b"fingerprint", "gpus", b"gpus", "host", b"host", "kept_attempts", b"kept_attempts", "labels", b"labels", "last_sequence", b"last_sequence", "load_only", b"load_only", "now_unix_ns", b"now_unix_ns", "pid", b"pid", "protocol", b"protocol", "simulated_gpus", b"simulated_gpus", "takes_no_trials", b"takes_no_trials", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,16 +202,24 @@ class StartTrialRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> _trial_pb2.TrialSpec: ...
+    def spec(self) -> _trial_pb2.TrialSpec:
+        """ABORTED when a newer attempt of the trial is known"""
+
+    @_builtins.property
+    def lease(self) -> Global___Lease:
+        """absent: from before it was told, or nobody's controller"""
+
     def __init__(
         self,
         *,
         spec: _trial_pb2.TrialSpec | None = ...,
+        lease: Global___Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,19 +252,23 @@ class CancelTrialRequest(_message.Message):
     TRIAL_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
     reason: _builtins.str
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
     def __init__(
         self,
         *,
         trial_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
+        lease: Global___Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease", b"lease", "reason", b"reason", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,18 +299,24 @@ class WatchEventsRequest(_message.Message):
 
     AGENT_ID_FIELD_NUMBER: _builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     """FAILED_PRECONDITION when it is not this agent's; empty = any"""
     after_sequence: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease:
+        """absent: somebody who looks on"""
+
     def __init__(
         self,
         *,
         agent_id: _builtins.str = ...,
         after_sequence: _builtins.int = ...,
+        lease: Global___Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "agent_id", b"agent_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "agent_id", b"agent_id", "lease", b"lease"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -293,15 +347,19 @@ class AckEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UP_TO_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     up_to_sequence: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
     def __init__(
         self,
         *,
         up_to_sequence: _builtins.int = ...,
+        lease: Global___Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["up_to_sequence", b"up_to_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "up_to_sequence", b"up_to_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,3 +491,44 @@ class HostFinding(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HostFinding: _TypeAlias = HostFinding  # noqa: Y015
+
+@_typing.final
+class ReleaseAttemptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    attempt: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        lease: Global___Lease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease", b"lease", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseAttemptRequest: _TypeAlias = ReleaseAttemptRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseAttemptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseAttemptResponse: _TypeAlias = ReleaseAttemptResponse  # noqa: Y015

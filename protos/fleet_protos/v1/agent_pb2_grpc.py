@@ -64,6 +64,11 @@ class AgentServiceStub:
                 request_serializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactRequest.SerializeToString,
                 response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactResponse.FromString,
                 _registered_method=True)
+        self.ReleaseAttempt = channel.unary_unary(
+                '/fleet_protos.v1.AgentService/ReleaseAttempt',
+                request_serializer=fleet__protos_dot_v1_dot_agent__pb2.ReleaseAttemptRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.ReleaseAttemptResponse.FromString,
+                _registered_method=True)
         self.CheckHost = channel.unary_unary(
                 '/fleet_protos.v1.AgentService/CheckHost',
                 request_serializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.SerializeToString,
@@ -112,6 +117,13 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseAttempt(self, request, context):
+        """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckHost(self, request, context):
         """What would stand in the way of a trial here, looked up now. Starts nothing.
         """
@@ -151,6 +163,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.FetchArtifact,
                     request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactRequest.FromString,
                     response_serializer=fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactResponse.SerializeToString,
+            ),
+            'ReleaseAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseAttempt,
+                    request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.ReleaseAttemptRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_agent__pb2.ReleaseAttemptResponse.SerializeToString,
             ),
             'CheckHost': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckHost,
@@ -320,6 +337,33 @@ class AgentService:
             '/fleet_protos.v1.AgentService/FetchArtifact',
             fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactRequest.SerializeToString,
             fleet__protos_dot_v1_dot_agent__pb2.FetchArtifactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet_protos.v1.AgentService/ReleaseAttempt',
+            fleet__protos_dot_v1_dot_agent__pb2.ReleaseAttemptRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_agent__pb2.ReleaseAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

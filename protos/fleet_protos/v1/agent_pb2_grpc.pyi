@@ -39,6 +39,8 @@ class AgentServiceStub:
     """Every event with a sequence number above after_sequence, then new ones as they happen."""
     AckEvents: _grpc.UnaryUnaryMultiCallable[_agent_pb2.AckEventsRequest, _agent_pb2.AckEventsResponse]
     FetchArtifact: _grpc.UnaryStreamMultiCallable[_agent_pb2.FetchArtifactRequest, _agent_pb2.FetchArtifactResponse]
+    ReleaseAttempt: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ReleaseAttemptRequest, _agent_pb2.ReleaseAttemptResponse]
+    """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over."""
     CheckHost: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CheckHostRequest, _agent_pb2.CheckHostResponse]
     """What would stand in the way of a trial here, looked up now. Starts nothing."""
 
@@ -53,6 +55,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Every event with a sequence number above after_sequence, then new ones as they happen."""
     AckEvents: _aio.UnaryUnaryMultiCallable[_agent_pb2.AckEventsRequest, _agent_pb2.AckEventsResponse]  # type: ignore[assignment]
     FetchArtifact: _aio.UnaryStreamMultiCallable[_agent_pb2.FetchArtifactRequest, _agent_pb2.FetchArtifactResponse]  # type: ignore[assignment]
+    ReleaseAttempt: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReleaseAttemptRequest, _agent_pb2.ReleaseAttemptResponse]  # type: ignore[assignment]
+    """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over."""
     CheckHost: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckHostRequest, _agent_pb2.CheckHostResponse]  # type: ignore[assignment]
     """What would stand in the way of a trial here, looked up now. Starts nothing."""
 
@@ -100,6 +104,14 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.FetchArtifactRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.FetchArtifactResponse], _abc.AsyncIterator[_agent_pb2.FetchArtifactResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReleaseAttempt(
+        self,
+        request: _agent_pb2.ReleaseAttemptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.ReleaseAttemptResponse, _abc.Awaitable[_agent_pb2.ReleaseAttemptResponse]]:
+        """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over."""
 
     @_abc_1.abstractmethod
     def CheckHost(

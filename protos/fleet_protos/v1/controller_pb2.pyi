@@ -33,6 +33,7 @@ class JobSummary(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     state: _builtins.str
@@ -46,6 +47,8 @@ class JobSummary(_message.Message):
     """1 unless simulated"""
     priority: _builtins.int
     """higher goes first"""
+    trouble: _builtins.str
+    """what keeps it from coming on now, such as a full disk; empty = nothing known"""
     def __init__(
         self,
         *,
@@ -58,10 +61,11 @@ class JobSummary(_message.Message):
         engine: _builtins.str = ...,
         time_scale: _builtins.float = ...,
         priority: _builtins.int = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "job_id", b"job_id", "name", b"name", "priority", b"priority", "state", b"state", "submitted_unix_ns", b"submitted_unix_ns", "time_scale", b"time_scale", "trials", b"trials", "trials_over", b"trials_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "job_id", b"job_id", "name", b"name", "priority", b"priority", "state", b"state", "submitted_unix_ns", b"submitted_unix_ns", "time_scale", b"time_scale", "trials", b"trials", "trials_over", b"trials_over", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -165,7 +169,7 @@ class HostStatus(_message.Message):
     host: _builtins.str
     address: _builtins.str
     state: _builtins.str
-    """connected | unreachable"""
+    """connected | unreachable | incompatible"""
     gpus: _builtins.int
     simulated_gpus: _builtins.int
     version: _builtins.str
@@ -261,17 +265,21 @@ class SubmitJobRequest(_message.Message):
 
     YAML_FIELD_NUMBER: _builtins.int
     FILE_NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_KEY_FIELD_NUMBER: _builtins.int
     yaml: _builtins.str
     file_name: _builtins.str
+    request_key: _builtins.str
+    """drawn by the client: the same key again is the same job; empty = always a new one"""
     def __init__(
         self,
         *,
         yaml: _builtins.str = ...,
         file_name: _builtins.str = ...,
+        request_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "yaml", b"yaml"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "request_key", b"request_key", "yaml", b"yaml"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
