@@ -47,6 +47,11 @@ def _controller(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _fleet(command: argparse.ArgumentParser) -> None:
+    """`fleet`: None = not said; `cli.fleet_file` turns it into an Inventory."""
+    command.add_argument("--fleet", default=None, metavar="FILE", help="fleet file (default: $BENCHFLEET_FLEET, else ./fleet.yaml)")
+
+
 def _named(name: str, text: str, *, nargs: str | None = None) -> Add:
     def add(command: argparse.ArgumentParser) -> None:
         command.add_argument(name, metavar=name.upper(), nargs=nargs, help=text)
@@ -101,7 +106,9 @@ def _schema(command: argparse.ArgumentParser) -> None:
 
 
 def _hosts(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", nargs="?", choices=("ls",), default="ls", help="ls: list them")
+    text = "ls: list them (default); show: all that is known of one"
+    command.add_argument("action", nargs="?", choices=("ls", "show"), default="ls", help=text)
+    command.add_argument("hosts", nargs="*", metavar="HOST", help="which (show: at least one)")
 
 
 def _question(command: argparse.ArgumentParser) -> None:
@@ -148,7 +155,7 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("cancel", "cancel", "cancel a job", _all(_JOB, _controller, _json)),
     ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
     ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _machine, _json)),
-    ("hosts", "jobs", "list hosts", _all(_hosts, _controller, _json)),
+    ("hosts", "hosts", "list hosts, or show one", _all(_hosts, _controller, _json)),
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
     ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),

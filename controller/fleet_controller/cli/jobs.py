@@ -1,4 +1,4 @@
-"""Owns `fleetctl ls`, `show` and `hosts`: ask the controller once, print. Follows nothing."""
+"""Owns `fleetctl ls` and `show`: ask the controller once, print. Follows nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet_controller.cli.connect import connected, controller_address
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.places import places
 from fleet_controller.report.causes import cause_lines, of_each_class
-from fleet_controller.report.jobs import hosts_json, hosts_table, job_heading, jobs_json, jobs_table, show_json, trials_table
+from fleet_controller.report.jobs import job_heading, jobs_json, jobs_table, show_json, trials_table
 from fleet_controller.report.screen import table_text
 from fleet_controller.report.values import Controller, JobSummary
 from fleet_protos.errors import ExitCode
@@ -19,7 +19,7 @@ Verb = Callable[[Controller, argparse.Namespace, Console], Awaitable[None]]
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """One of the three, by name."""
+    """One of the two, by name."""
     home = places(arguments.state)
     if arguments.command == "ls" and not controller_address(arguments.controller, home) and not home.store.exists():
         _print_jobs((), arguments, console)
@@ -58,14 +58,4 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
         console.lines(["", f"{trial.failure_class}, first in {trial.trial_id}:", *(f"  {line}" for line in cause)] if cause else [])
 
 
-async def _hosts(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:
-    hosts = await controller.hosts()
-    if arguments.json:
-        console.json(hosts_json(hosts))
-    elif hosts:
-        console.text(table_text(hosts_table(hosts), console.width, console.colour))
-    else:
-        console.tell("no hosts yet")
-
-
-_VERBS: dict[str, Verb] = {"ls": _ls, "show": _show, "hosts": _hosts}
+_VERBS: dict[str, Verb] = {"ls": _ls, "show": _show}

@@ -1,4 +1,4 @@
-"""Owns what jobs, trials and hosts look like: tables and their JSON. Fetches nothing."""
+"""Owns what jobs and trials look like: tables and their JSON. Fetches nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet_controller.report.progress import engine_mark
 from fleet_controller.report.table import Table
-from fleet_controller.report.values import HostStatus, JobDetail, JobSummary, TrialStatus
+from fleet_controller.report.values import JobDetail, JobSummary, TrialStatus
 from fleet_protos.trial import Outcome, Phase
 
 JSON_VERSION = 1
@@ -73,31 +73,6 @@ def trial_json(trial: TrialStatus) -> dict[str, Any]:
         "id": trial.trial_id, "variant": trial.variant, "host": trial.host, "block": trial.block, "attempt": trial.attempt,
         "phase": _phase(trial), "outcome": _outcome(trial), "failure_class": trial.failure_class,
     }  # fmt: skip
-
-
-def hosts_table(hosts: Sequence[HostStatus]) -> Table:
-    """One row a host."""
-    rows = tuple(
-        (
-            host.host, host.state, str(host.gpus), str(host.simulated_gpus), host.version, host.address,
-            " ".join(f"{name}={value}" for name, value in sorted(host.labels.items())), host.message,
-        )
-        for host in hosts
-    )  # fmt: skip
-    columns = ("host", "state", "GPUs", "simulated GPUs", "agent", "address", "labels", "message")
-    return Table(columns, rows, frozenset({"GPUs", "simulated GPUs"})).without_empty("labels", "message")
-
-
-def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
-    """The `hosts` contract of docs/json.md."""
-    listed = [
-        {
-            "host": host.host, "address": host.address, "state": host.state, "gpus": host.gpus, "simulated_gpus": host.simulated_gpus,
-            "version": host.version, "labels": dict(host.labels), "message": host.message,
-        }
-        for host in hosts
-    ]  # fmt: skip
-    return {"version": JSON_VERSION, "hosts": listed}
 
 
 def _phase(trial: TrialStatus) -> str:

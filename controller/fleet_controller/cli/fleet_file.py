@@ -1,0 +1,38 @@
+"""Owns which fleet file a command means, and its reading for the commands that need one. Judges no content."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet_protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fleet_controller.core.inventory import Inventory
+
+_HERE = Path("fleet.yaml")
+
+
+def fleet_path(named: str | None) -> Path | None:
+    """The file of `--fleet`, else $BENCHFLEET_FLEET, else ./fleet.yaml where there is one; None when there is none."""
+    text = named or os.environ.get("BENCHFLEET_FLEET", "")
+    if text:
+        return Path(text).expanduser()
+    return _HERE if _HERE.exists() else None
+
+
+def read_fleet(path: Path) -> Inventory:
+    """The fleet of a file, ssh settings resolved with the user's ~/.ssh/config. Raises FleetRejected with all findings, ConfigError."""
+    from fleet_controller.spec.fleet import load_fleet_file
+
+    return load_fleet_file(path).inventory
+
+
+def fleet_of(arguments: argparse.Namespace) -> Inventory:
+    """The fleet that a command needs. Raises ConfigError when there is no fleet file, and as `read_fleet`."""
+    path = fleet_path(arguments.fleet)
+    if path is None:
+        raise ConfigError("there is no fleet file here", "fleetctl init writes one; --fleet FILE or $BENCHFLEET_FLEET names another")
+    return read_fleet(path)

@@ -1,0 +1,65 @@
+"""Owns `fleetctl hosts`: what the controller knows of each host, asked once and printed. Changes no host."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from difflib import get_close_matches
+
+from fleet_controller.cli.connect import connected
+from fleet_controller.cli.console import Console
+from fleet_controller.report.hosts import host_json, host_lines, hosts_json, hosts_table
+from fleet_controller.report.screen import table_text
+from fleet_controller.report.values import Controller, HostStatus
+from fleet_protos.errors import ConfigError, ExitCode, NotFound
+
+Action = Callable[[Controller, argparse.Namespace, Console], Awaitable[int]]
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """One action, by name."""
+    return asyncio.run(_run(_ACTIONS[arguments.action], arguments, console))
+
+
+async def _run(action: Action, arguments: argparse.Namespace, console: Console) -> int:
+    async with connected(arguments) as controller:
+        return await action(controller, arguments, console)
+
+
+async def _ls(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.hosts:
+        raise ConfigError("hosts ls takes no names", f"fleetctl hosts show {arguments.hosts[0]} shows one")
+    hosts = await controller.hosts()
+    if arguments.json:
+        console.json(hosts_json(hosts))
+    elif hosts:
+        console.text(table_text(hosts_table(hosts), console.width, console.colour))
+    else:
+        console.tell("no hosts yet")
+    return ExitCode.DONE
+
+
+async def _show(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
+    if not arguments.hosts:
+        raise ConfigError("hosts show needs the name of a host", "fleetctl hosts ls lists them")
+    known = await controller.hosts()
+    shown = [named(known, name) for name in arguments.hosts]
+    if arguments.json:
+        console.json({"version": 1, "hosts": [host_json(host) for host in shown]})
+        return ExitCode.DONE
+    for number, host in enumerate(shown):
+        console.lines([*([""] if number else []), *host_lines(host)])
+    return ExitCode.DONE
+
+
+def named(known: tuple[HostStatus, ...], name: str) -> HostStatus:
+    """The host of that name. Raises NotFound with the nearest one."""
+    for host in known:
+        if host.host == name:
+            return host
+    near = get_close_matches(name, [host.host for host in known], n=1)
+    raise NotFound(f"there is no host {name}", f"did you mean {near[0]}?" if near else "fleetctl hosts ls lists them")
+
+
+_ACTIONS: dict[str, Action] = {"ls": _ls, "show": _show}

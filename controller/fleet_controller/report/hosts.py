@@ -1,0 +1,88 @@
+"""Owns what hosts look like: the table, one host in full, and their JSON. Fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fleet_controller.report.table import Table
+from fleet_controller.report.values import HostStatus
+
+JSON_VERSION = 1
+_CLOCK_TOLD_S = 1.0  # below it the difference may be the way there and back
+
+
+def hosts_table(hosts: Sequence[HostStatus]) -> Table:
+    """One row a host."""
+    rows = tuple(
+        (
+            host.host, state_text(host), str(host.gpus), str(host.simulated_gpus), host.active_trial, host.version, host.address,
+            labels_text(host.labels), why(host),
+        )
+        for host in hosts
+    )  # fmt: skip
+    columns = ("host", "state", "GPUs", "simulated GPUs", "trial", "agent", "address", "labels", "message")
+    return Table(columns, rows, frozenset({"GPUs", "simulated GPUs"})).without_empty("trial", "agent", "labels", "message")
+
+
+def state_text(host: HostStatus) -> str:
+    """`connected`, and what keeps trials from it: `drained`, `set aside`, `load only`."""
+    also = [word for word, holds in (("drained", host.drained), ("set aside", bool(host.aside)), ("load only", host.load_only)) if holds]
+    return ", ".join((host.state, *also))
+
+
+def why(host: HostStatus) -> str:
+    """Why it is not connected, or why it gets no trials."""
+    return "; ".join(part for part in (host.message, host.aside, host.drain_reason) if part)
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """`gpu=h200 rack=3`, by name."""
+    return " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def host_lines(host: HostStatus) -> list[str]:
+    """One host in full: a line for each thing that is known."""
+    told = {
+        "state": state_text(host),
+        "why": host.message,
+        "set aside": f"{host.aside} (since {_when(host.aside_since_unix_ns // 1_000_000_000)})" if host.aside else "",
+        "drained": (host.drain_reason or "no reason was given") if host.drained else "",
+        "trial": host.active_trial,
+        "GPUs": str(host.gpus),
+        "simulated GPUs": str(host.simulated_gpus) if host.simulated_gpus else "",
+        "labels": labels_text(host.labels),
+        "agent": host.version,
+        "address": host.address,
+        "clock": _clock_text(host.clock_ahead_s),
+        "certificate": f"expires {_when(host.certificate_expires_unix_s)}" if host.certificate_expires_unix_s else "",
+        "cost per hour": f"{host.cost_per_hour:g}" if host.cost_per_hour else "",
+    }
+    return [f"host {host.host}", *(f"  {name:<15} {text}" for name, text in told.items() if text)]
+
+
+def _clock_text(ahead_s: float) -> str:
+    if abs(ahead_s) < _CLOCK_TOLD_S:
+        return ""
+    return f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the controller's"
+
+
+def _when(unix_s: int) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
+    """The `hosts` contract of docs/json.md."""
+    return {"version": JSON_VERSION, "hosts": [host_json(host) for host in hosts]}
+
+
+def host_json(host: HostStatus) -> dict[str, Any]:
+    """One host as `hosts ls` and `hosts show` write it; null for what is not known or does not apply."""
+    return {
+        "host": host.host, "address": host.address, "state": host.state, "gpus": host.gpus, "simulated_gpus": host.simulated_gpus,
+        "version": host.version, "labels": dict(host.labels), "message": host.message, "drained": host.drained,
+        "drain_reason": host.drain_reason, "aside": host.aside, "aside_since_unix_ns": host.aside_since_unix_ns or None,
+        "clock_ahead_s": host.clock_ahead_s, "certificate_expires_unix_s": host.certificate_expires_unix_s or None,
+        "active_trial": host.active_trial, "load_only": host.load_only, "cost_per_hour": host.cost_per_hour or None,
+    }  # fmt: skip
