@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import types
 from collections.abc import Mapping
@@ -14,7 +15,10 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from fleet_protos import events
+from fleet_protos.trial import GateEffect
 from fleet_protos.v1 import trial_pb2
+
+log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
@@ -23,6 +27,9 @@ _BODIES: dict[type, str] = {body: re.sub(r"(?<!^)(?=[A-Z])", "_", body.__name__)
 
 
 _HINTS: dict[Any, dict[str, Any]] = {}
+
+# What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped must not let a run count.
+_SAFE: dict[type[IntEnum], IntEnum] = {GateEffect: GateEffect.VOID_RUN}
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -35,7 +42,9 @@ def to_proto(value: Any, message: M) -> M:
     """Fill `message` from the frozen value, field by field, and return it."""
     for item in fields(value):
         content = getattr(value, item.name)
-        if item.name == "body" and type(content) in _BODIES:
+        if item.name == "body":
+            if content is None:  # of a kind that this version does not know: there is nothing to say of it
+                continue
             target = getattr(message, _BODIES[type(content)])
             target.SetInParent()
             to_proto(content, target)
@@ -87,8 +96,18 @@ def _read(hint: Any, content: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return from_proto(hint, content)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
-        return hint(content)
+        return _known(hint, content)
     return dict(content) if isinstance(content, Mapping) else content
+
+
+def _known(kind: type[IntEnum], number: int) -> IntEnum:
+    """The member of that number. One of a newer peer is told in the log and read as what errs on the safe side, else as unspecified."""
+    try:
+        return kind(number)
+    except ValueError:
+        safe = _SAFE.get(kind, kind(0))
+        log.warning("a newer peer tells %s %d, unknown to this version: read as %s", kind.__name__, number, safe.name)
+        return safe
 
 
 def _whole(entry: Any) -> Any:

@@ -7,6 +7,7 @@
     ├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
     ├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
     ├── Conflict          wrong state or busy         read the state again    exit 2
+    │   └── Superseded    a newer attempt is there    never, it is too late
     └── Bug               broken promise of ours      stop loudly             exit 4
 """
 
@@ -89,6 +90,10 @@ class Conflict(FleetError):
     """The state does not allow it: busy, taken or already over. Read the state again."""
 
     exit_code = ExitCode.USER_MUST_EDIT  # not an answer: nothing was measured
+
+
+class Superseded(Conflict):
+    """A newer attempt of the trial is known where the order went. Giving it again changes nothing."""
 
 
 class Bug(FleetError):

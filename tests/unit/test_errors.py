@@ -14,6 +14,7 @@ from fleet_protos.errors import ExitCode
         (errors.ConfigError, ExitCode.USER_MUST_EDIT),
         (errors.NotFound, ExitCode.USER_MUST_EDIT),
         (errors.Conflict, ExitCode.USER_MUST_EDIT),
+        (errors.Superseded, ExitCode.USER_MUST_EDIT),
         (errors.HostUnreachable, ExitCode.UNREACHABLE),
         (errors.Bug, ExitCode.BUG),
         (errors.LoadFailed, ExitCode.ANSWER_IS_BAD),
