@@ -25,6 +25,8 @@ from fleet_agent.metrics import AgentMetrics
 from fleet_agent.ports import Ports
 from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
+from fleet_protos.door import Door
+from fleet_protos.identity import Role
 from fleet_protos.sockets import bind, listen_address
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
@@ -46,6 +48,7 @@ class Parts:
     journal: Journal
     address: str
     host: str
+    door: Door | None = None  # before the server on a network; it must be served too
 
 
 async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0) -> Parts:
@@ -73,6 +76,9 @@ async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memor
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    address = bind(server, config.listen or listen_address(state, "agent"), config.tls)
-    return Parts(agent, server, journal, address, host)
+    inner = listen_address(state, "agent")
+    if config.tls is None or not config.listen or config.listen.startswith("unix:"):
+        return Parts(agent, server, journal, bind(server, config.listen or inner), host)
+    door = Door(config.listen, bind(server, inner), config.tls, frozenset({Role.CONTROLLER}))
+    return Parts(agent, server, journal, door.address, host, door)
 

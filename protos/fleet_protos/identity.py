@@ -36,3 +36,11 @@ def agent_name(host: str) -> str:
 def role_uri(role: Role, name: str) -> str:
     """`benchfleet://agent/gpu01`: the subject alternative name that carries the role."""
     return f"{_SCHEME}{role}/{name}"
+
+
+def role_of(uri: str) -> tuple[Role, str] | None:
+    """The reverse of `role_uri`; None for a URI that is not of this kind."""
+    kind, slash, name = uri.removeprefix(_SCHEME).partition("/")
+    if not uri.startswith(_SCHEME) or not slash or not name or kind not in set(Role):
+        return None
+    return Role(kind), name

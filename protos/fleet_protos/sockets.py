@@ -1,4 +1,4 @@
-"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket by default, loopback TCP when asked. No TLS yet."""
+"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket, or loopback TCP when asked. Networks are the door's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bind(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
     if not _is_loopback(host) or not port.isdigit():
         raise ConfigError(
             f"cannot listen on {address!r}: only unix:PATH and 127.0.0.1:PORT are served without TLS",
-            "use a Unix socket, or an ssh tunnel from another host",
+            "`fleetctl init` and `fleetctl deploy` make the certificates that a network address needs",
         )
     try:
         bound = server.add_insecure_port(address)

@@ -1,0 +1,111 @@
+"""Owns the words for a TLS connection that did not come about, for the log of the server and the error of the client. Pure text."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime
+
+from fleet_protos.certificate import Certificate
+from fleet_protos.identity import Role
+from fleet_protos.revoked import Revocation
+
+GREETING = b"benchfleet refuses: "  # what a door says before it hangs up on a certificate that it knows and does not want
+_NOT_ISSUED = "not issued by this fleet's authority"
+
+# OpenSSL's verify codes (x509_vfy.h)
+_VERIFY = {
+    2: _NOT_ISSUED,
+    9: "not yet valid",
+    10: "expired",
+    18: _NOT_ISSUED,
+    19: _NOT_ISSUED,
+    20: _NOT_ISSUED,
+    21: _NOT_ISSUED,
+    7: "forged: its signature is wrong",
+    26: "not meant for this purpose",
+    62: "that of another party",
+}
+_NO_TLS = frozenset(
+    ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNEXPECTED_MESSAGE", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+)
+_OLD_TLS = frozenset(("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_SHARED_CIPHER", "NO_PROTOCOLS_AVAILABLE"))
+_ALERTS = {  # by what the other side says of our certificate; the names differ between versions of OpenSSL
+    "CERTIFICATE_EXPIRED": "expired",
+    "UNKNOWN_CA": "not issued by an authority that it trusts",
+    "CERTIFICATE_UNKNOWN": "not acceptable",
+    "BAD_CERTIFICATE": "not acceptable",
+    "UNSUPPORTED_CERTIFICATE": "not meant for this purpose",
+    "CERTIFICATE_REVOKED": "revoked",
+}
+
+
+def refused_by_door(error: ssl.SSLError) -> str:
+    """The server's log: why the handshake with a peer failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is {_VERIFY.get(error.verify_code, error.verify_message)}"
+    reason = error.reason or ""
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate"
+    if reason in _NO_TLS:
+        return "it does not speak TLS"
+    if reason in _OLD_TLS:
+        return "it speaks only a TLS older than 1.3"
+    alert = _alert(reason)
+    if alert:
+        return f"it does not accept the certificate here: {alert}"
+    return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
+
+
+def refused_by_client(error: ssl.SSLError, name: str) -> str:
+    """The client's error: what it has against the server it met; empty when that is not the trouble."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        told = _VERIFY.get(error.verify_code, error.verify_message)
+        return f"its certificate is {told}" + (f" (expected is {name})" if error.verify_code == 62 else "")
+    if (error.reason or "") in _NO_TLS:
+        return "it does not speak TLS"
+    return ""
+
+
+def refused_by_server(error: ssl.SSLError) -> str:
+    """The client's error: what the server has against the client's certificate, as its alert says."""
+    reason = error.reason or ""
+    if reason.endswith("CERTIFICATE_REQUIRED"):
+        return "it wants a certificate and got none"
+    alert = _alert(reason)
+    if alert:
+        return f"it refused our certificate: {alert}"
+    if isinstance(error, ssl.SSLEOFError):
+        return "it hung up in the middle of the handshake"
+    return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
+
+
+def _alert(reason: str) -> str:
+    return next((told for name, told in _ALERTS.items() if reason.endswith(f"ALERT_{name}")), "")
+
+
+def unwelcome(certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float) -> str:
+    """Why a certificate of this fleet's authority is refused; empty when it is welcome."""
+    if certificate.role is None:
+        return "its certificate names no role of a fleet"
+    if revoked is not None:
+        why = f": {revoked.reason}" if revoked.reason else ""
+        return f"the certificate of {certificate.owner} was revoked on {day(revoked.revoked_unix_s)}{why}"
+    if certificate.not_after_unix_s < now_unix_s:
+        return f"the certificate of {certificate.owner} expired on {day(certificate.not_after_unix_s)}"
+    if certificate.not_before_unix_s > now_unix_s:
+        told = f"the certificate of {certificate.owner} is valid only from {moment(certificate.not_before_unix_s)} on"
+        return f"{told}; here it is {moment(now_unix_s)}"
+    if certificate.role not in wanted:
+        roles = " and ".join(f"the {role}" if role is Role.CONTROLLER else f"{role}s" for role in sorted(wanted))
+        return f"its certificate is that of {certificate.owner}; served are only {roles}"
+    return ""
+
+
+def day(unix_s: float) -> str:
+    """`2026-10-01`, in UTC."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d}"
+
+
+def moment(unix_s: float) -> str:
+    """`2026-10-01 12:30 UTC`."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,108 @@
+"""Owns the list of revoked certificates as a file that is read again whenever it changes. Revokes nothing itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet_protos.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """One certificate that is trusted no more. `fingerprint`: SHA-256 of its DER in hex."""
+
+    fingerprint: str
+    role: str
+    name: str
+    revoked_unix_s: int
+    reason: str = ""
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """What changes when a file is written or replaced; None while there is none."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def read_revoked(path: Path) -> tuple[Revocation, ...]:
+    """The list; empty when there is no file. Raises ConfigError, which names the file, for one that cannot be read."""
+    try:
+        return _parsed(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "it must be readable by the user that runs this program") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        told = f"{path}: it is not a list of revoked certificates ({_told(error)})"
+        raise ConfigError(told, "restore it from a backup; on a host: deploy it again") from error
+
+
+def revoked_text(entries: Iterable[Revocation]) -> str:
+    """The file's content."""
+    return json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2) + "\n"
+
+
+def _parsed(value: Any) -> tuple[Revocation, ...]:
+    if value["version"] != VERSION:
+        raise ValueError(f"version {value['version']!r}, known is {VERSION}")
+    return tuple(_entry(entry) for entry in value["revoked"])
+
+
+def _entry(entry: Mapping[str, Any]) -> Revocation:
+    known = {name: entry[name] for name in Revocation.__slots__ if name in entry}
+    found = Revocation(**known)
+    if not isinstance(found.fingerprint, str) or len(bytes.fromhex(found.fingerprint)) != 32 or not isinstance(found.revoked_unix_s, int):
+        raise ValueError(f"not a fingerprint: {found.fingerprint!r}")
+    return found
+
+
+def _told(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+
+
+class RevokedList:
+    """The list as of the last change of its file; `path` None: nothing is revoked, ever.
+
+    A file that has become unreadable leaves the last good list in force and is told once in the log.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises ConfigError when the file is there and cannot be read."""
+        self._path = path
+        self._stamp = stamp_of(path) if path else None
+        self._entries = _by_fingerprint(read_revoked(path) if path else ())
+
+    def find(self, fingerprint: str) -> Revocation | None:
+        """Why this certificate is trusted no more; None while it is."""
+        self._refresh()
+        return self._entries.get(fingerprint)
+
+    def _refresh(self) -> None:
+        if self._path is None or (stamp := stamp_of(self._path)) == self._stamp:
+            return
+        self._stamp = stamp
+        if stamp is None:  # a list only ever grows, so one that has gone was taken away
+            log.error("%s has gone: what it had revoked stays revoked until a new one is there", self._path)
+            return
+        try:
+            self._entries = _by_fingerprint(read_revoked(self._path))
+        except ConfigError as error:
+            log.error("%s; what was revoked before stays revoked", error.message)
+
+
+def _by_fingerprint(entries: Iterable[Revocation]) -> dict[str, Revocation]:
+    return {entry.fingerprint: entry for entry in entries}

@@ -1,0 +1,153 @@
+"""Owns the client's side of TLS: channels that know whom they must meet, and why one could not. Serves nothing: that is the door."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from fleet_protos.certificate import certificates
+from fleet_protos.errors import ConfigError
+from fleet_protos.identity import TlsFiles
+from fleet_protos.refusals import GREETING, refused_by_client, refused_by_server
+
+PROBE_S = 3.0
+_MEND = "deploy the host again; a user's files: `fleetctl trust issue`"
+_LAST_WORD_S = 0.5  # with TLS 1.3 a server's refusal comes after the client's handshake is over
+Options = Sequence[tuple[str, Any]]
+
+
+def channel(address: str, tls: TlsFiles | None = None, name: str = "", options: Options = ()) -> aio.Channel:
+    """A channel to `address`; with `tls` only to the party whose certificate carries the DNS name `name`, whatever its address.
+
+    Without `tls` only unix: and loopback. Raises ConfigError, which names the file, for TLS files that cannot be used.
+    """
+    if tls is None:
+        if not is_local(address):
+            told = f"{address} is not on this machine, so it is reached by TLS only"
+            raise ConfigError(told, "`fleetctl init` makes the certificates; --trust DIR names them")
+        return aio.insecure_channel(address, options=list(options))
+    credentials = grpc.ssl_channel_credentials(_pem(tls.authorities), _text(tls.key), _pem(tls.certificate))
+    return aio.secure_channel(address, credentials, options=[*options, ("grpc.ssl_target_name_override", name)])
+
+
+def is_local(address: str) -> bool:
+    """True for a Unix socket and for a loopback address, which no other machine can reach."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def why_not(address: str, tls: TlsFiles, name: str, timeout_s: float = PROBE_S) -> str:
+    """Why a channel to `address` does not come about, found by a handshake of its own; empty when nothing stands in the way.
+
+    gRPC tells a client no more than "Socket closed". Takes up to `timeout_s`; raises nothing.
+    """
+    return await asyncio.to_thread(_probe, address, tls, name, timeout_s)
+
+
+def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        context = client_context(tls)
+    except ConfigError as error:
+        return error.message
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    except (OSError, ValueError) as error:
+        return _unreached(error)
+    with closing(connection):
+        try:
+            with context.wrap_socket(connection, server_hostname=name) as line:
+                line.settimeout(_LAST_WORD_S)
+                return _last_word(line)
+        except ssl.SSLError as error:
+            return refused_by_client(error, name) or refused_by_server(error)
+        except OSError:
+            return "it hung up in the middle of the handshake"
+
+
+def _last_word(line: ssl.SSLSocket) -> str:
+    """What the server says first: an alert, the door's reason in words, or HTTP/2, which is no reason."""
+    try:
+        said = line.recv(512)
+    except TimeoutError:
+        return ""
+    if said.startswith(GREETING):
+        return "it refused: " + said.removeprefix(GREETING).decode("utf-8", errors="replace").strip()
+    return "" if said else "it hung up after the handshake"
+
+
+def _unreached(error: Exception) -> str:
+    kinds: tuple[tuple[type[Exception], str], ...] = (
+        (ConnectionRefusedError, "nothing listens there"),
+        (TimeoutError, "no answer at all: is the host up, and is the port open in its firewall?"),
+        (socket.gaierror, "no such host name"),
+        (ValueError, "it is not HOST:PORT"),
+    )
+    return next((text for kind, text in kinds if isinstance(error, kind)), str(getattr(error, "strerror", "") or error))
+
+
+def client_context(tls: TlsFiles) -> ssl.SSLContext:
+    """The context of Python's ssl that does what `channel` does. Raises ConfigError, which names the file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an agent's own certificate may be all that is trusted
+    context.set_alpn_protocols(["h2"])
+    load(context, tls)
+    return context
+
+
+def load(context: ssl.SSLContext, tls: TlsFiles) -> None:
+    """Take the three files into a context. Raises ConfigError, which names the file that is absent or damaged."""
+    authorities = _pem(tls.authorities).decode("ascii")
+    _pem(tls.certificate)
+    _text(tls.key)
+    try:
+        context.load_verify_locations(cadata=authorities)
+    except (ssl.SSLError, ValueError) as error:
+        told = f"{tls.authorities}: it holds no usable certificate ({_short(error)})"
+        raise ConfigError(told, _MEND) from error
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        told = f"{tls.key}: it is not the key of {tls.certificate.name} ({_short(error)})"
+        raise ConfigError(told, _MEND) from error
+
+
+def _no_password() -> str:
+    raise ValueError("it is encrypted, which is not supported")
+
+
+def _short(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+
+
+def _pem(path: Path) -> bytes:
+    """The text of a PEM file with at least one readable certificate. Raises ConfigError, which names it."""
+    text = _text(path)
+    try:
+        certificates(text)
+        text.decode("ascii")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", _MEND) from error
+    return text
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "`fleetctl init` and `fleetctl deploy` make it") from error
