@@ -174,6 +174,7 @@ class TrialSpec:
     workloads: tuple[Workload, ...] = ()
     measure: Measure = field(default_factory=Measure)
     witness: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class TrialStatus(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     variant: _builtins.str
     host: _builtins.str
@@ -101,6 +102,10 @@ class TrialStatus(_message.Message):
     """finished in this attempt"""
     progress: _builtins.str
     """of a launch: its phase, and n/m where that counts; empty = none is told"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hosts of a server over several, the one that serves first; empty = one host"""
+
     def __init__(
         self,
         *,
@@ -116,10 +121,11 @@ class TrialStatus(_message.Message):
         message: _builtins.str = ...,
         runs: _builtins.int = ...,
         progress: _builtins.str = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "failure_class", b"failure_class", "host", b"host", "kind", b"kind", "message", b"message", "outcome", b"outcome", "phase", b"phase", "progress", b"progress", "runs", b"runs", "trial_id", b"trial_id", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "failure_class", b"failure_class", "host", b"host", "kind", b"kind", "message", b"message", "nodes", b"nodes", "outcome", b"outcome", "phase", b"phase", "progress", b"progress", "runs", b"runs", "trial_id", b"trial_id", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -574,6 +574,7 @@ class TrialSpec(_message.Message):
     WORKLOADS_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
     WITNESS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -585,6 +586,8 @@ class TrialSpec(_message.Message):
     host: _builtins.str
     witness: _builtins.bool
     """before the measured launch, launch once with NCCL's full log, prove, and stop"""
+    shared: _builtins.bool
+    """others may run beside it on its host, on other GPUs: each run says so"""
     @_builtins.property
     def levels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """factor → level"""
@@ -610,10 +613,11 @@ class TrialSpec(_message.Message):
         workloads: _abc.Iterable[Global___Workload] | None = ...,
         measure: Global___Measure | None = ...,
         witness: _builtins.bool = ...,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "measure", b"measure", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "measure", b"measure", "shared", b"shared", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
