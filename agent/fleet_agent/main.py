@@ -91,14 +91,14 @@ async def _serve(options: argparse.Namespace) -> None:
     config = settle(options)
     parts = await assemble(config, options.recorded_gpus, options.memory_back)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(parts.agent.run(stopping))
+        working = tasks.create_task(parts.agent.run(stopping))
         await parts.server.start()
         serving = tasks.create_task(parts.door.serve()) if parts.door else None
         log.info("listening on %s as host %s", parts.address, parts.host)
         if options.linger > 0:
             tasks.create_task(_end_when_lonely(parts.agent, options.linger, stopping))
-        await stopping.wait()
-        if serving is not None:
+        await working
+        if serving is not None:  # till the end: the controller is to hear how the trials ended
             serving.cancel()
     await parts.server.stop(grace=1.0)
     parts.journal.close()

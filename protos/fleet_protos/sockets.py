@@ -1,4 +1,4 @@
-"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket, or loopback TCP when asked. Networks are the door's."""
+"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket, or loopback TCP when asked. Networks: the door."""
 
 from __future__ import annotations
 
