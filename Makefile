@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-real bench check check-types check-rest fmt protos lock clean
+.PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench check check-types check-rest fmt protos lock clean
 bin := .venv/bin
 pins := pyproject.toml requirements/tools.txt tools/setup.sh
 
@@ -14,9 +14,9 @@ setup: .venv/installed-dev ## make .venv with everything a developer needs (PYTH
 demo: .venv/installed-run ## run examples/demo.yaml on simulated servers, to its verdict
 	@tools/demo.sh
 
-test: .venv/installed-dev ## all tests but those on a real SGLang
+test: .venv/installed-dev ## all tests but those on a real SGLang and on lab hosts
 	@tools/test_programs.sh
-	$(bin)/pytest -m "not real_sglang"
+	$(bin)/pytest -m "not real_sglang and not lab"
 
 test-unit: .venv/installed-dev ## the pure parts only: seconds
 	$(bin)/pytest tests/unit
@@ -24,6 +24,17 @@ test-unit: .venv/installed-dev ## the pure parts only: seconds
 test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (first time: installs it into the user's cache)
 	$(bin)/python tests/real_sglang/environment.py
 	$(bin)/pytest -m real_sglang tests/real_sglang
+
+test-lab: .venv/installed-dev ## tests on lab hosts: real ssh, real networks, real faults on this machine (as root)
+	@tools/lab_programs.sh
+	$(bin)/pytest -m lab tests/lab
+
+lab: .venv/installed-dev ## lab hosts to try things on by hand, until Ctrl-C or make lab-down (HOSTS=3 SYSTEMD=0 VENV=0)
+	@tools/lab_programs.sh
+	@$(bin)/python -m tests.lab.by_hand up
+
+lab-down: ## end the labs that make lab started
+	@$(bin)/python -m tests.lab.by_hand down
 
 bench: .venv/installed-dev ## overheads of fleetctl and the agent, speed of diagnose: a table and benchmarks/latest.json
 	$(bin)/python benchmarks/overhead.py

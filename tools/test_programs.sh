@@ -36,6 +36,7 @@ tell_missing() {
 
 while read -r program package how untested; do
   case $program in '' | '#'*) continue ;; esac
+  [ "$how" != lab ] || continue # tools/lab_programs.sh
   lacking "$program" || continue
   if [ "$how" = unpack ] && command -v apt-get >/dev/null && fetch "$package" && ! lacking "$program"; then
     echo "test: unpacked $program from Debian's package $package into the cache"
