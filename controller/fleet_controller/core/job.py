@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fleet_controller.spec.findings import Finding
@@ -21,16 +22,30 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Which hosts a job asks for. `every_host` False: each block goes to one of them."""
+    """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its trials let others in beside them."""
 
     names: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     every_host: bool = True
+    share: bool = False
+
+    def to_json(self) -> str:
+        """As the store keeps it."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> HostChoice:
+        """The choice of a text written by `to_json`; empty: every trial stays on the host of its plan."""
+        values = json.loads(text or "{}")
+        return cls(**{**values, "names": tuple(values.get("names", ()))})
 
     def among(self, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
         """Names of the hosts of `known` (name → labels) that match, sorted."""
-        wanted = self.labels.items()
-        return tuple(name for name in sorted(known) if (not self.names or name in self.names) and wanted <= known[name].items())
+        return tuple(name for name in sorted(known) if self.takes(name, known[name]))
+
+    def takes(self, name: str, labels: Mapping[str, str]) -> bool:
+        """A host of that name with those labels matches."""
+        return (not self.names or name in self.names) and self.labels.items() <= labels.items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class Job:
     launches: int = 3
     margin: float = 0.02
     gpus: int | None = None
+    priority: int = 0
     hosts: HostChoice = field(default_factory=HostChoice)
     file: str = ""
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, delete, insert, select, update
 from sqlalchemy.exc import OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.core.gang import as_one, member_id
+from fleet_controller.core.health import HostRecord
 from fleet_controller.core.state import Attempt, Trial, after
 from fleet_controller.store import tables as t
+from fleet_controller.store.hosts import host_columns, host_of
 from fleet_controller.store.schema import connect
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
@@ -24,7 +26,10 @@ from fleet_protos.v1 import trial_pb2
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as submitted. `planned_s`: the plan's guess of its wall seconds."""
+    """A job as submitted. `planned_s`: the plan's guess of its wall seconds.
+
+    `placement`: JSON of its HostChoice, empty where each trial stays on the host of its plan; `joined_s`: see `core.fairness`.
+    """
 
     job_id: str
     name: str
@@ -35,6 +40,9 @@ class JobRow:
     time_scale: float
     planned_s: float
     cancelled: bool = False
+    priority: int = 0
+    placement: str = ""
+    joined_s: float = 0.0
 
 
 class Store:
@@ -135,11 +143,30 @@ class Store:
 
     # Attempts
 
-    def save_attempt(self, trial_ids: Sequence[str], attempt: Attempt) -> None:
-        """Write an attempt of each as it is now: begun by the scheduler, or closed because its agent is gone."""
+    def save_attempt(self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()) -> None:
+        """Write an attempt of each as it is now: begun by the scheduler, or closed because its agent is gone.
+
+        `placed`: trials that have a host from here on, with it.
+        """
         with self._writing() as connection:
+            for spec in placed:
+                columns = {"host": spec.host, "spec": to_json(spec, trial_pb2.TrialSpec())}
+                connection.execute(update(t.trials).where(t.trials.c.trial_id == spec.trial_id).values(columns))
             for trial_id in trial_ids:
                 _write_attempt(connection, trial_id, attempt)
+
+    # Hosts
+
+    def hosts(self) -> list[HostRecord]:
+        """Hosts of which something was decided, by name."""
+        with self._reading() as connection:
+            return [host_of(row) for row in connection.execute(select(t.hosts).order_by(t.hosts.c.name)).mappings()]
+
+    def save_host(self, record: HostRecord) -> None:
+        """What is decided of a host now, in place of what was."""
+        with self._writing() as connection:
+            connection.execute(delete(t.hosts).where(t.hosts.c.name == record.name))
+            connection.execute(insert(t.hosts).values(host_columns(record)))
 
     # Events
 

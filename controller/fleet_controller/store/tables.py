@@ -18,6 +18,9 @@ jobs = Table(
     Column("time_scale", Float, nullable=False),
     Column("planned_s", Float, nullable=False),
     Column("cancelled", Boolean, nullable=False),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("placement", Text, nullable=False, server_default=""),  # JSON of HostChoice; empty: each trial stays on the host of its plan
+    Column("joined_s", Float, nullable=False, server_default="0"),
 )
 
 trials = Table(
@@ -91,4 +94,17 @@ artifacts = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("fetched", Boolean, nullable=False),
     Index("artifacts_of_attempt", "trial_id", "attempt"),
+)
+
+# What the controller decided about a host; one that is not here takes trials. `failures` is JSON of `health.Failed`.
+hosts = Table(
+    "hosts",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("drained", Boolean, nullable=False),
+    Column("drain_reason", Text, nullable=False),
+    Column("aside", Text, nullable=False),
+    Column("aside_since_unix_ns", BigInteger, nullable=False),
+    Column("setbacks", Integer, nullable=False),
+    Column("failures", Text, nullable=False),
 )

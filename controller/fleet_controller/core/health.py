@@ -1,0 +1,125 @@
+"""Owns when failures speak against a host, when it is set aside for them, and how it comes back. Asks no host, gives no order.
+
+A fold over the attempts of all jobs on a host, in the order in which their ends became known: the clocks of hosts play no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fleet_controller.core.state import Attempt
+from fleet_protos.errors import ErrorKind
+from fleet_protos.trial import Outcome
+
+ENOUGH = 3  # points without a good trial between them
+_KEPT = 5
+PROBE_FIRST_S, PROBE_MOST_S = 60.0, 3600.0
+
+# One is enough: hardware that is broken for every job.
+SURE = frozenset({"gpu_lost", "gpu_ecc_error", "nvlink_error", "fabric_manager_down"})
+
+# The host's own doing, and it may pass: so many of them in a row as make ENOUGH.
+LIKELY = frozenset({
+    "agent_restarted", "agent_state_lost", "preflight_disk", "gpu_busy_leftover", "left_over_processes", "no_free_port", "lease_lost",
+})  # fmt: skip
+
+# What can as well be the variant's own fault: it counts where the same variant was launched well on another host.
+_NEVER = frozenset({ErrorKind.NONE, ErrorKind.CONFIG, ErrorKind.SERVER_OOM, ErrorKind.GATE_VOIDED, ErrorKind.BUG, ErrorKind.LOAD_FAILED})
+
+# Followed from another host's end, so it tells nothing of this one.
+FOLLOWING = frozenset({"nccl_peer_lost", "gang_hold_limit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt that speaks against its host with so many points."""
+
+    trial_id: str
+    attempt: int
+    failure_class: str
+    points: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """What was decided about one host. `aside`: why it gets no trials, empty when it may; `setbacks`: how often in a row that was so."""
+
+    name: str
+    drained: bool = False
+    drain_reason: str = ""
+    aside: str = ""
+    aside_since_unix_ns: int = 0
+    setbacks: int = 0
+    failures: tuple[Failed, ...] = ()
+
+    @property
+    def closed_for(self) -> str:
+        """Why it gets no trials by a decision: a user's, or ours; empty when it may have them."""
+        if self.drained:
+            return f"drained: {self.drain_reason}" if self.drain_reason else "drained"
+        return f"set aside: {self.aside}" if self.aside else ""
+
+
+def points(attempt: Attempt, works_elsewhere: bool) -> int:
+    """How much an attempt that is over speaks against its host; `works_elsewhere`: its variant was launched well on another one."""
+    if attempt.outcome is not Outcome.FAILED or not attempt.agent_id or attempt.failure_class in FOLLOWING:
+        return 0
+    if attempt.failure_class in SURE:
+        return ENOUGH
+    if attempt.failure_class in LIKELY or attempt.kind in (ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE):
+        return 1
+    return int(works_elsewhere and attempt.kind not in _NEVER)
+
+
+def after_attempt(record: HostRecord, trial_id: str, attempt: Attempt, weight: int, now_unix_ns: int) -> HostRecord:
+    """The host after an attempt ended there; `weight` is its `points`. A good one forgets what was; ENOUGH set the host aside."""
+    if attempt.outcome is Outcome.OK:
+        return record if record.aside else replace(record, failures=(), setbacks=0)
+    if not weight:
+        return record
+    failed = Failed(trial_id, attempt.number, attempt.failure_class or attempt.kind.name.lower(), weight)
+    failures = (*record.failures, failed)[-_KEPT:]
+    after = replace(record, failures=failures)
+    if record.aside or sum(entry.points for entry in failures) < ENOUGH:
+        return after
+    return replace(after, aside=reason(failures), aside_since_unix_ns=now_unix_ns, setbacks=record.setbacks + 1)
+
+
+def reason(failures: tuple[Failed, ...]) -> str:
+    """Each class with the trials that showed it: `gpu_lost in kimi-1a2b3c-b1-v2`."""
+    trials: dict[str, list[str]] = {}
+    for failed in failures:
+        attempt = f" (attempt {failed.attempt})" if failed.attempt > 1 else ""
+        trials.setdefault(failed.failure_class, []).append(f"{failed.trial_id}{attempt}")
+    return "; ".join(f"{failure_class} in {', '.join(where)}" for failure_class, where in trials.items())
+
+
+def drain(record: HostRecord, why: str) -> HostRecord:
+    """A user wants no new trials there."""
+    return replace(record, drained=True, drain_reason=why)
+
+
+def undrain(record: HostRecord) -> HostRecord:
+    """A user wants trials there: whatever spoke against it is forgotten."""
+    return HostRecord(record.name)
+
+
+def on_probation(record: HostRecord) -> HostRecord:
+    """A look at a host that was set aside found nothing: its next trial decides. One more failure of its own sets it aside again."""
+    last = tuple(replace(failed, points=ENOUGH - 1) for failed in record.failures[-1:])
+    return replace(record, aside="", aside_since_unix_ns=0, failures=last)
+
+
+def probe_pause_s(record: HostRecord, looks: int, first_s: float = PROBE_FIRST_S) -> float:
+    """Seconds from being set aside, or from the last of `looks` that found something, to the next look: each time twice as long."""
+    doublings = min(max(record.setbacks - 1, 0) + looks, 10)
+    return float(min(first_s * 2**doublings, max(PROBE_MOST_S, first_s)))
+
+
+def state_of(closed: Mapping[str, bool]) -> str:
+    """The one word of a host for counting: the first that holds of away, drained, aside, busy; else free."""
+    return next((word for word in STATES[:-1] if closed.get(word)), "free")
+
+
+STATES = ("away", "drained", "aside", "busy", "free")

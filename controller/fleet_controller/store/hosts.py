@@ -1,0 +1,22 @@
+"""Owns the form in which the store keeps what was decided about a host; reads and writes nothing itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fleet_controller.core.health import Failed, HostRecord
+
+
+def host_columns(record: HostRecord) -> dict[str, Any]:
+    """The row of a record. PostgreSQL holds no NUL."""
+    failures = [asdict(failed) for failed in record.failures]
+    row = {name: getattr(record, name) for name in HostRecord.__dataclass_fields__} | {"failures": json.dumps(failures)}
+    return {name: value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for name, value in row.items()}
+
+
+def host_of(row: Mapping[str, Any]) -> HostRecord:
+    """The record of a row."""
+    return HostRecord(**{**row, "failures": tuple(Failed(**failed) for failed in json.loads(row["failures"]))})
