@@ -18,7 +18,7 @@ mount -t sysfs -o ro sysfs "$root/sys"
 cd "$root" && mkdir -p .outside && pivot_root . .outside
 cd / && umount -l /.outside && rmdir /.outside
 
-env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 /usr/sbin/sshd -D -e -f /etc/ssh/lab_config &
+env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 /usr/sbin/sshd -D -e &
 trap 'exit 0' TERM
 while :; do
   sleep infinity &

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,22 @@ class Disk:
         _write_users(etc)
         (etc / "hostname").write_text(f"{name}\n")
         (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{address} {known}\n" for known, address in addresses.items()))
-        (etc / "ssh/lab_config").write_text(SSHD)
+        (etc / "ssh/sshd_config").write_text(SSHD)
         self.set_host_key(host_key)
         _private(etc / "sudoers.d/lab", b"ops ALL=(ALL) NOPASSWD: ALL\n", 0o440)
         self._write_homes(authorized)
+
+    def make_units(self) -> None:
+        """What systemd starts there: the units of a bare server and sshd, nothing of what this machine has enabled."""
+        etc = self.folder / "upper/etc"
+        units = etc / "systemd/system"
+        (units / "multi-user.target.wants").mkdir(parents=True)
+        os.setxattr(units, "trusted.overlay.opaque", b"y")
+        (units / "multi-user.target.wants/ssh.service").symlink_to("/lib/systemd/system/ssh.service")
+        (units / "sshd.service").symlink_to("/lib/systemd/system/ssh.service")
+        (units / "console-getty.service").symlink_to("/dev/null")
+        (etc / "machine-id").write_text(f"{uuid.uuid4().hex}\n")  # an empty one would ask the questions of a first boot
+        (etc / "ssh/sshd_config").write_text(SSHD.replace("UsePAM no", "UsePAM yes"))  # for the session that user units need
 
     def _write_homes(self, authorized: str) -> None:
         (self.folder / "root").chmod(0o711)  # so that others may use an interpreter that is shared from below it

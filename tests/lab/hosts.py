@@ -140,6 +140,7 @@ class LabHost:
             "LAB_SOURCE": str(SOURCE),
             "LAB_FOLDER": str(self.folder),
             "LAB_NAME": self.name,
+            "LAB_GROUP": f"{remains.group(self.network.number)}/{self.name}",
             "LAB_NETWORK": str(remains.NAMESPACES / self.place.link),
             "LAB_LOWER": f"{self.folder.parent / 'programs'}:/",
             "LAB_HIDE": " ".join(hidden_folders()),

@@ -89,6 +89,8 @@ class Lab:
         (folder / "root").mkdir(parents=True)
         key = Key.make()
         host.disk.make(name, {other.name: other.address for other in [*self.all, host]}, key, self.authorized)
+        if systemd:
+            host.disk.make_units()
         host.write_known_hosts(key)
         self.all.append(host)
         return host

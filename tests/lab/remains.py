@@ -20,6 +20,7 @@ from tests.lab.programs import variables
 
 ROOT = Path("/run/benchfleet-lab")
 NAMESPACES = Path("/run/netns")
+GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified"))
 GONE_S = 10.0
 
 
@@ -30,6 +31,11 @@ def prefix(number: int) -> str:
 
 def table(number: int) -> str:
     """The name of a lab's nft table in the bridge family."""
+    return f"benchfleet_lab_{number}"
+
+
+def group(number: int) -> str:
+    """The branch of the control groups that holds a lab's systemds."""
     return f"benchfleet_lab_{number}"
 
 
@@ -114,8 +120,17 @@ def remove(folder: Path) -> None:
     _quiet("nft", "delete", "table", "bridge", table(number))
     for point in mounts_below(folder):
         _quiet("umount", "--lazy", point)
+    for tree in GROUPS:
+        remove_groups(tree / group(number))
     if not mounts_below(folder):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_groups(branch: Path) -> None:
+    """Remove a branch of control groups from its leaves on; one that still holds a process stays."""
+    for path, _, _ in os.walk(branch, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def _quiet(*argv: str) -> None:
