@@ -15,7 +15,7 @@ from fleet_knowledge.sglang.releases import Holds, of_image
 from fleet_knowledge.sglang.renamed import RETIRED
 
 _ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ON_LOOPBACK = "the server listens on loopback, on a port of its own, for this machine's load alone"
 _GANG = "the agents give each host of a server its place"
 _OWN_ARGUMENTS = {
@@ -30,7 +30,7 @@ _OWN_ARGUMENTS = {
     "nnodes": f"write engine.nodes; {_GANG}",
     "node_rank": _GANG,
 }
-_OWN_VARIABLES = {
+OWN_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "the agent gives each launch its GPUs: write engine.gpus",
     "BENCHFLEET_LAUNCH": "the agent finds its servers by it",
 }
@@ -137,9 +137,9 @@ def check_variables(reading: Reading) -> Iterator[Finding]:
     """Names of variables that cannot be one, or that the agent sets."""
     for path, env in layers(reading, "env"):
         for name in env:
-            if name in _OWN_VARIABLES:
+            if name in OWN_VARIABLES:
                 message = f"`{name}` is not for a job to set"
-                yield reading.finding("reserved_variable", (*path, name), message, _OWN_VARIABLES[name], at_key=True)
-            elif not _VARIABLE.fullmatch(name):
+                yield reading.finding("reserved_variable", (*path, name), message, OWN_VARIABLES[name], at_key=True)
+            elif not VARIABLE.fullmatch(name):
                 message = f"`{name[:60]}` cannot be the name of a variable"
                 yield reading.finding("bad_variable", (*path, name), message, "letters, digits and `_`, no digit first", at_key=True)

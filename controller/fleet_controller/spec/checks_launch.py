@@ -63,11 +63,21 @@ def check_secrets(reading: Reading) -> Iterator[Finding]:
                 yield reading.finding("secret_in_args", (*path, name), message, hint)
 
 
+def wrong_reference(value: str | None) -> bool:
+    """True for a variable that speaks of a secret and names none."""
+    return value is not None and _SCHEME in value and not _REFERENCE.fullmatch(value)
+
+
+def looks_secret(name: str, value: str | None) -> bool:
+    """True for a variable whose name says that it holds a secret, and that does not refer to one."""
+    return value is not None and bool(_NAMED_SECRET.search(name)) and not _PLAIN.fullmatch(value)
+
+
 def _variable(reading: Reading, path: Path, name: str, value: str | None) -> Iterator[Finding]:
-    if value is not None and _SCHEME in value and not _REFERENCE.fullmatch(value):
+    if wrong_reference(value):
         message = f"`{name}` is no reference to a secret: the whole value is secret:// and a name of letters, digits and `_`"
         yield reading.finding("bad_secret", path, message, f"write {name}: secret://{name.lower()}")
-    elif value is not None and _NAMED_SECRET.search(name) and not _PLAIN.fullmatch(value):
+    elif looks_secret(name, value):
         message = f"`{name}` looks like a secret, and stands in the job, in its records and in its report"
         hint = f"write secret://{name.lower()}, and the value into the secrets file of each host (docs/user/job-file.md)"
         yield reading.finding("plain_secret", path, message, hint, severity=WARNING)

@@ -1,4 +1,4 @@
-"""Owns the way from YAML 1.2 text to plain values with the place of each; knows nothing of what a job is.
+"""Owns the way from YAML 1.2 text to plain values with the place of each; knows nothing of what is in it.
 
 Nodes are read rather than ready-made values, because a finding needs the place of every key, and because a variable must
 keep the spelling that its writer chose (`0x10`, `1e3`, `true`).
@@ -89,7 +89,7 @@ def read_document(text: str, file: str, is_verbatim: Callable[[Path], bool]) -> 
     except _NOT_YAML as error:
         return Document(None, file, findings=(_syntax_finding(error, file),))
     if node is None:
-        empty = Finding("empty_file", ERROR, file, 1, 1, "", "the file is empty", "`fleetctl init` writes a job file to start from")
+        empty = Finding("empty_file", ERROR, file, 1, 1, "", "the file is empty", "`fleetctl init` writes one to start from")
         return Document(None, file, findings=(empty,))
     reader = _Reader(file, is_verbatim)
     value = reader.read(node, ())
@@ -107,7 +107,7 @@ def _is_too_nested(text: str) -> bool:
 
 
 def _nesting_finding(file: str) -> Finding:
-    return Finding("too_large", ERROR, file, 1, 1, "", "the file is nested too deeply to read", "a job file needs seven levels")
+    return Finding("too_large", ERROR, file, 1, 1, "", "the file is nested too deeply to read", "such a file needs seven levels")
 
 
 def _syntax_finding(error: Exception, file: str) -> Finding:
@@ -130,7 +130,7 @@ def _syntax_hint(problem: str) -> str:
     hints = {
         "mapping values are not allowed here": "check the indentation, and quote a value that holds `: `",
         "cannot start any token": "quote the value: some characters mean something to YAML at its start",
-        "second document": "one job a file: remove the `---` between them",
+        "second document": "a file holds one: remove the `---` between them",
         "undefined alias": "define it with `&name` before `*name`, or quote a value that starts with `*`",
         "end of stream": "a quote is not closed",
         "<stream end>": "a bracket or a brace is not closed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,26 +13,45 @@ from pydantic_core import ErrorDetails
 from fleet_controller.spec import models
 from fleet_controller.spec.document import Document, Path, dotted
 from fleet_controller.spec.findings import ERROR, INFO, Finding
+from fleet_controller.spec.shape import Shape, Words
 
 MOST_TOLD = 100
 _LONGEST_KEY = 64
 
-# Which model describes the mapping at a path; `*` stands for any one name.
-_MODEL_AT: Mapping[tuple[str, ...], type[models.Section]] = {
-    (): models.JobFile,
-    ("model",): models.Model,
-    ("engine",): models.Engine,
-    ("engine", "container"): models.Container,
-    ("engine", "phase_timeouts"): models.PhaseTimeouts,
-    ("engine", "simulation"): models.Simulation,
-    ("factors", "*", "*"): models.Level,
-    ("factors", "*", "*", "simulation"): models.Simulation,
-    ("workloads", "*"): models.Workload,
-    ("workloads", "*", "slo"): models.Slo,
-    ("measure",): models.Measure,
-    ("measure", "runs"): models.Runs,
-    ("hosts",): models.Hosts,
-}
+JOB = Shape(
+    noun="the job",
+    models={
+        (): models.JobFile,
+        ("model",): models.Model,
+        ("engine",): models.Engine,
+        ("engine", "container"): models.Container,
+        ("engine", "phase_timeouts"): models.PhaseTimeouts,
+        ("engine", "simulation"): models.Simulation,
+        ("factors", "*", "*"): models.Level,
+        ("factors", "*", "*", "simulation"): models.Simulation,
+        ("workloads", "*"): models.Workload,
+        ("workloads", "*", "slo"): models.Slo,
+        ("measure",): models.Measure,
+        ("measure", "runs"): models.Runs,
+        ("hosts",): models.Hosts,
+    },
+    missing={
+        "apiVersion": "write `apiVersion: benchfleet/v1`",
+        "kind": "write `kind: Job`",
+        "engine.kind": "write sglang, simulated or external",
+        "name": "write a short label, such as `name: nccl-test`",
+        "model": "write `model: {path: …}`",
+        "path": "write the folder or the name of the model",
+        "engine": "write `engine: {kind: sglang, …}`",
+        "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
+        "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
+    },
+    empty={
+        "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
+        "factors.*": "give the factor at least one level, or remove it",
+    },
+    names={("name",): "small letters, digits and dashes, at most 48, with a letter or digit first and last"},
+)
 _WANTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -45,10 +64,9 @@ _WANTED = {
 }
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last"
-_JOB_NAME_HINT = "small letters, digits and dashes, at most 48, with a letter or digit first and last"
 
 
-def findings_of(error: ValidationError, document: Document) -> Iterator[tuple[Path, Finding | None]]:
+def findings_of(error: ValidationError, document: Document, shape: Shape = JOB) -> Iterator[tuple[Path, Finding | None]]:
     """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest.
 
     None for the finding of a fault that only follows from what the document already tells.
@@ -56,7 +74,7 @@ def findings_of(error: ValidationError, document: Document) -> Iterator[tuple[Pa
     details = error.errors(include_url=False)
     for detail in details[:MOST_TOLD]:
         path = _path_in_file(detail, document.value)
-        yield path, None if _follows(detail, path, document) else _finding(detail, path, document)
+        yield path, None if _follows(detail, path, document) else _finding(detail, path, document, shape)
     if len(details) > MOST_TOLD:
         left = len(details) - MOST_TOLD
         yield (), Finding("more_findings", INFO, document.file, 1, 1, "", f"{left} more faults are not shown", "mend these first")
@@ -80,35 +98,35 @@ def _path_in_file(detail: ErrorDetails, value: Any) -> Path:
     return path
 
 
-def _finding(detail: ErrorDetails, path: Path, document: Document) -> Finding:
+def _finding(detail: ErrorDetails, path: Path, document: Document, shape: Shape) -> Finding:
     if detail["loc"][-1] != "[key]":  # a value that a validator has read already is told as it was written
         detail = detail | {"input": document.at(path, detail["input"])}
-    code, message, hint = _words(detail, path)
+    code, message, hint = _words(detail, path, shape)
     at_key = detail["type"] in ("extra_forbidden", "missing", "too_short") or detail["loc"][-1] == "[key]"
     line, column = document.place(path, at_key=at_key)
     return Finding(code, ERROR, document.file, line, column, dotted(path), message, hint)
 
 
-def _words(detail: ErrorDetails, path: Path) -> tuple[str, str, str]:
+def _words(detail: ErrorDetails, path: Path, shape: Shape) -> Words:
     kind, context, name = detail["type"], detail.get("ctx", {}), dotted(path)
     if kind == "extra_forbidden":
-        return "unknown_key", f"{_shown(path[-1])} is not a key of {_of(path)}", _unknown_key_hint(path)
+        unknown = f"{_shown(path[-1])} is not a key of {_of(path, shape)}"
+        return shape.unknown(path) or ("unknown_key", unknown, _unknown_key_hint(path, shape))
     if kind == "missing":
-        return "missing_key", f"`{path[-1]}` is missing from {_of(path)}", _missing_hint(path)
+        return "missing_key", f"`{path[-1]}` is missing from {_of(path, shape)}", _missing_hint(path, shape)
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         near = _nearest(str(detail["input"]), choices)
         message = f"`{name}` is {_shown(detail['input'])}, not {' or '.join(f'`{choice}`' for choice in choices)}"
         return "bad_choice", message, f"did you mean `{near}`?" if near else f"write {context['expected']}".replace("'", "`")
     if kind == "string_pattern_mismatch":
-        hint = _JOB_NAME_HINT if path == ("name",) else _NAME_HINT
-        return "bad_name", f"{_shown(detail['input'])} cannot be a name", hint
+        return "bad_name", f"{_shown(detail['input'])} cannot be a name", shape.names.get(path, _NAME_HINT)
     if kind in ("too_short", "string_too_short"):
-        return "empty", f"`{name}` is empty", _empty_hint(path)
+        return "empty", f"`{name}` is empty", _empty_hint(path, shape)
     return _value_words(detail, name)
 
 
-def _value_words(detail: ErrorDetails, name: str) -> tuple[str, str, str]:
+def _value_words(detail: ErrorDetails, name: str) -> Words:
     kind, context, written = detail["type"], detail.get("ctx", {}), detail["input"]
     if "problem" in context:
         return kind, f"`{name}` is {_shown(written)}, which {context['problem']}", context["hint"]
@@ -133,49 +151,30 @@ def _type_hint(kind: str, written: object) -> str:
     return ""
 
 
-def _of(path: Path) -> str:
+def _of(path: Path, shape: Shape) -> str:
     parent = dotted(path[:-1])
-    return f"`{parent}`" if parent else "the job"
+    return f"`{parent}`" if parent else shape.noun
 
 
-def _model_at(path: Path) -> type[models.Section] | None:
-    for pattern, model in _MODEL_AT.items():
-        if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
-            return model
-    return None
-
-
-def _unknown_key_hint(path: Path) -> str:
-    model, key = _model_at(path[:-1]), str(path[-1])
+def _unknown_key_hint(path: Path, shape: Shape) -> str:
+    model, key = shape.model_at(path[:-1]), str(path[-1])
     if model is None:
         return "remove it"
     near = _nearest(key.replace("-", "_"), list(model.model_fields))
     if near:
         return f"did you mean `{near}`?"
-    homes = [".".join(pattern).replace("*", "NAME") for pattern, other in _MODEL_AT.items() if key in other.model_fields]
-    if homes:
-        return f"it belongs in `{homes[0]}`" if homes[0] else "it belongs at the top of the file"
+    home = shape.home_of(key)
+    if home is not None:
+        return f"it belongs in `{home}`" if home else "it belongs at the top of the file"
     return f"known keys: {', '.join(model.model_fields)}"
 
 
-def _missing_hint(path: Path) -> str:
-    examples = {
-        "apiVersion": "write `apiVersion: benchfleet/v1`",
-        "kind": "write `kind: Job`" if len(path) == 1 else "write sglang, simulated or external",
-        "name": "write a short label, such as `name: nccl-test`",
-        "model": "write `model: {path: …}`",
-        "path": "write the folder or the name of the model",
-        "engine": "write `engine: {kind: sglang, …}`",
-        "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
-        "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
-    }
-    return examples.get(str(path[-1]), "")
+def _missing_hint(path: Path, shape: Shape) -> str:
+    return shape.missing.get(dotted(path)) or shape.missing.get(str(path[-1]), "")
 
 
-def _empty_hint(path: Path) -> str:
-    if path == ("workloads",):
-        return "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`"
-    return "give the factor at least one level, or remove it" if path[:1] == ("factors",) else "write a value or remove the key"
+def _empty_hint(path: Path, shape: Shape) -> str:
+    return shape.empty.get(dotted(path)) or shape.empty.get(f"{path[0]}.*", "write a value or remove the key")
 
 
 def _nearest(word: str, choices: list[str]) -> str:

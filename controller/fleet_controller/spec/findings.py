@@ -42,16 +42,24 @@ class Finding:
         return f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: {self.message}{hint}"
 
 
-class JobRejected(ConfigError):
-    """The job file has errors; `findings` holds all of them and the warnings beside them, in file order."""
+class Rejected(ConfigError):
+    """A file has errors; `findings` holds all of them and the warnings beside them, in file order."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = in_order(findings)
         errors = [finding for finding in self.findings if finding.severity == ERROR]
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         first = errors[0] if errors else None
-        message = f"{first.file}:{first.line}:{first.column}: {first.message}{more}" if first else "the job file was refused"
+        message = f"{first.file}:{first.line}:{first.column}: {first.message}{more}" if first else "the file was refused"
         super().__init__(message, first.hint if first else "")
+
+
+class JobRejected(Rejected):
+    """The job file has errors."""
+
+
+class FleetRejected(Rejected):
+    """The fleet file has errors."""
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

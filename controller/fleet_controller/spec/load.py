@@ -13,7 +13,7 @@ from fleet_controller.core.plan import make_variants, variant_findings
 from fleet_controller.spec.checks import check, check_variants
 from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
 from fleet_controller.spec.faults import findings_of
-from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors, in_order
+from fleet_controller.spec.findings import ERROR, Finding, JobRejected, Rejected, has_errors, in_order
 from fleet_controller.spec.models import JobFile
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.resolve import resolve
@@ -58,7 +58,7 @@ def load_job_file(path: FilePath) -> LoadedJob:
 
 def load_job(text: str | bytes, file_name: str) -> LoadedJob:
     """Check the whole of a job file. Raises JobRejected with every finding when at least one is an error."""
-    content = _decoded(text, file_name)
+    content = decoded(text, file_name)
     document = read_document(content, file_name, _is_verbatim)
     if isinstance(document.value, dict):
         plain = {key: value for key, value in document.value.items() if not key.startswith("x-")}
@@ -85,18 +85,20 @@ def _hides_variants(finding: Finding) -> bool:
     return finding.key.startswith(_SECTIONS_OF_VARIANTS) and not finding.code.startswith(_OF_ONE_ARGUMENT)
 
 
-def _decoded(text: str | bytes, file: str) -> str:
-    def refuse(code: str, message: str, hint: str) -> JobRejected:
-        return JobRejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
+def decoded(text: str | bytes, file: str, rejected: type[Rejected] = JobRejected) -> str:
+    """The text of a file that a user wrote. Raises `rejected` for what is too large or no text."""
+
+    def refuse(code: str, message: str, hint: str) -> Rejected:
+        return rejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
 
     if len(text) > LARGEST_BYTES:
-        raise refuse("too_large", f"the file is larger than {LARGEST_BYTES >> 20} MiB", "is this a job file?")
+        raise refuse("too_large", f"the file is larger than {LARGEST_BYTES >> 20} MiB", "is this the file that you meant?")
     try:
         content = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise refuse("not_text", f"byte {error.start} is not UTF-8", "save the file as UTF-8") from error
     if "\0" in content:
-        raise refuse("not_text", "the file holds NUL bytes: it is not text", "is this a job file?")
+        raise refuse("not_text", "the file holds NUL bytes: it is not text", "is this the file that you meant?")
     return content
 
 

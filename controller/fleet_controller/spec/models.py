@@ -43,6 +43,7 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
 Rate = Annotated[float, Field(gt=0, le=1_000_000)]
 Gpus = Annotated[int, Field(ge=0, le=1024)]
+Priority = Annotated[int, Field(ge=-100, le=100)]
 Seed = Annotated[int, Field(ge=0, le=2**53)]
 
 
@@ -59,7 +60,7 @@ Rates = Annotated[
 
 
 
-def _or_nothing(shape: Any) -> BeforeValidator:
+def or_nothing(shape: Any) -> BeforeValidator:
     """`env:` with nothing below it means no variables."""
     return BeforeValidator(lambda written: {} if written is None else written, json_schema_input_type=shape | None)
 
@@ -67,9 +68,9 @@ def _or_nothing(shape: Any) -> BeforeValidator:
 _VARIABLE_SCHEMA = WithJsonSchema({"type": ["string", "number", "boolean", "null"]})
 _Texts = dict[str, Annotated[str, _VARIABLE_SCHEMA]]
 _TextsOrNull = dict[str, Annotated[str | None, _VARIABLE_SCHEMA]]
-Variables = Annotated[_TextsOrNull, _or_nothing(_TextsOrNull)]
-Labels = Annotated[_Texts, _or_nothing(_Texts)]
-Arguments = Annotated[dict[str, Any], _or_nothing(dict[str, Any])]
+Variables = Annotated[_TextsOrNull, or_nothing(_TextsOrNull)]
+Labels = Annotated[_Texts, or_nothing(_Texts)]
+Arguments = Annotated[dict[str, Any], or_nothing(dict[str, Any])]
 
 
 
@@ -122,7 +123,7 @@ class Container(Section):
     image: Text = Field(description="Image with its tag or digest.")
     runtime: Literal["docker", "podman"] | None = Field(default=None, description="Default: the one that the host has.")
     shm_size: ShmSize | None = Field(default=None, description="Shared memory of its own, as 32g; default: that of the host.")
-    mounts: Annotated[dict[str, Text], _or_nothing(dict[str, str])] = Field(
+    mounts: Annotated[dict[str, Text], or_nothing(dict[str, str])] = Field(
         default={}, description="path inside: path on the host; `:ro` at the end mounts it read-only. The model's path is mounted anyway."
     )
     python: Text | None = Field(default=None, description="Python inside the image; default python3.")
@@ -187,7 +188,7 @@ class Level(Section):
     simulation: Simulation | None = Field(default=None, description="Knobs of the simulated engine to set.")
 
 
-Levels = Annotated[dict[Name, Annotated[Level, _or_nothing(Level)]], Field(min_length=1)]
+Levels = Annotated[dict[Name, Annotated[Level, or_nothing(Level)]], Field(min_length=1)]
 
 
 class Slo(Section):
@@ -239,6 +240,7 @@ class Hosts(Section):
     names: tuple[Text, ...] = Field(default=(), description="Hosts by name; empty = all that match the labels.")
     labels: Labels = Field(default={}, description="Labels that a host must carry.")
     placement: Literal["every_host", "any_host"] = Field(default="every_host", description="Every block on every host, or each on one.")
+    share: bool = Field(default=False, description="Let trials of sharing jobs run side by side on a host, each on GPUs of its own.")
 
 
 class JobFile(Section):
@@ -257,3 +259,4 @@ class JobFile(Section):
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(description="Load patterns, all measured in every launch.")
     measure: Measure = Field(default=Measure(), description="How often, and how sure.")
     hosts: Hosts = Field(default=Hosts(), description="Where.")
+    priority: Priority = Field(default=0, description="Higher goes first, -100 to 100; nothing that runs is cut short for it.")

@@ -1,0 +1,122 @@
+"""Owns the one way in for a fleet file: text in, a checked fleet with its findings out, or all that is wrong with it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from fleet_controller.core.inventory import Inventory
+from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
+from fleet_controller.spec.faults import findings_of
+from fleet_controller.spec.findings import ERROR, Finding, FleetRejected, has_errors, in_order
+from fleet_controller.spec.fleet_checks import check_blocks
+from fleet_controller.spec.fleet_hosts import Known, check_hosts
+from fleet_controller.spec.fleet_layers import FleetReading
+from fleet_controller.spec.fleet_models import FleetFile
+from fleet_controller.spec.fleet_resolve import inventory
+from fleet_controller.spec.fleet_shape import FLEET
+from fleet_controller.spec.fleet_ssh import Paths
+from fleet_controller.spec.load import decoded
+from fleet_controller.spec.ssh_config import SshConfig, user_ssh_config
+from fleet_protos.errors import ConfigError
+
+_MENDINGS = 8  # mending one part can empty another
+_STAND_INS: dict[str, Any] = {"apiVersion": "benchfleet/v1", "kind": "Fleet"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFleet:
+    """A fleet that may be used, and what is worth telling about its file (no errors)."""
+
+    inventory: Inventory
+    findings: tuple[Finding, ...]
+
+
+def load_fleet_file(path: FilePath) -> LoadedFleet:
+    """Read and check the file. Raises FleetRejected for its content and ConfigError when it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a fleet file; `fleetctl init` writes one") from error
+    return check_fleet(content, str(path))
+
+
+def load_fleet(text: str | bytes, file: str) -> Inventory:
+    """The fleet of the text of a file. Raises FleetRejected with every finding when at least one is an error."""
+    return check_fleet(text, file).inventory
+
+
+def check_fleet(text: str | bytes, file: str, config: SshConfig | None = None, home: FilePath | None = None) -> LoadedFleet:
+    """Check the whole of a fleet file. `config`: whose ssh settings fill what the file leaves open, by default the user's.
+
+    Relative paths in it are relative to its folder. Raises FleetRejected with every finding when at least one is an error.
+    """
+    document = _document(text, file)
+    reading, faults = _read_models(document)
+    config = user_ssh_config(home) if config is None else config
+    paths = Paths(home or FilePath.home(), FilePath(file).absolute().parent)
+    known = Known()
+    found = [*document.findings, *faults, *check_blocks(reading), *check_hosts(reading, config, paths, known)]
+    if has_errors(found):
+        raise FleetRejected(found)
+    return LoadedFleet(inventory(reading, known.ways), in_order(found))
+
+
+def _document(text: str | bytes, file: str) -> Document:
+    document = read_document(decoded(text, file, FleetRejected), file, _is_verbatim)
+    if isinstance(document.value, dict):
+        return replace(document, value={key: value for key, value in document.value.items() if not key.startswith("x-")})
+    if not document.findings:
+        message = "a fleet file is a mapping (`key: value` lines)"
+        raise FleetRejected([Finding("not_a_mapping", ERROR, file, 1, 1, "", message, "`fleetctl init` writes one")])
+    raise FleetRejected(document.findings)
+
+
+def _is_verbatim(path: Path) -> bool:
+    """Variables, labels and names are text however they look: `rack: 07` keeps its zero, and a host may be called `12`."""
+    return len(path) > 1 and (path[-2] in ("env", "labels") or path[-1] == "name" or path[-2] == "hosts")
+
+
+def _read_models(document: Document) -> tuple[FleetReading, list[Finding]]:
+    """The models, with stand-ins in place of what is broken, and the findings about that."""
+    value, broken = document.value, set(document.broken)
+    found: list[Finding] = []
+    for _ in range(_MENDINGS):
+        try:
+            return FleetReading(document, FleetFile.model_validate(value), frozenset(broken)), found
+        except ValidationError as error:
+            told = list(findings_of(error, replace(document, value=value), FLEET))
+        found = found or [finding for _, finding in told if finding]
+        broken.update(path for path, _ in told)
+        for path, _ in told:
+            value = _without(value, path)
+    return FleetReading(document, FleetFile.model_validate(dict(_STAND_INS)), frozenset({()})), found
+
+
+def _without(value: Any, path: Path) -> Any:
+    """A copy without the entry that `path` leads to; places in a list stay, and a stand-in is where something must be."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(value, tuple) and isinstance(key, int) and key < len(value):
+        entry = _without(value[key], tuple(rest)) if rest and isinstance(value[key], dict) else {"name": "x"}
+        return (*value[:key], entry, *value[key + 1 :])
+    if not isinstance(value, dict):
+        return value
+    if rest and isinstance(value.get(str(key)), dict | tuple):
+        return {**value, str(key): _without(value[str(key)], tuple(rest))}
+    left = {name: content for name, content in value.items() if name != key}
+    return left | _stand_in(path, value)
+
+
+def _stand_in(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    key = str(path[0])
+    if len(path) == 1 and key == "name" and "apiVersion" not in value:
+        return {"name": "x"}
+    if key == "hosts" and "apiVersion" not in value:
+        return {"hosts": ("x",)}
+    return {key: _STAND_INS[key]} if key in _STAND_INS else {}

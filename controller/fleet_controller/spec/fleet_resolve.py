@@ -1,0 +1,88 @@
+"""Owns the way from a checked fleet file to the values of its hosts: layers laid over each other, ranges written out. Finds no fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fleet_controller.core.inventory import AGENT_PORT, Allow, FleetHost, Install, Inventory, Ssh
+from fleet_controller.spec.document import dotted
+from fleet_controller.spec.fleet_layers import FleetReading, Layers
+from fleet_controller.spec.fleet_ssh import Said
+
+_ALLOW = ("python", "images", "models", "mounts", "env")
+
+
+def said_of(layers: Layers) -> Said:
+    """What the file says about reaching the hosts of an entry."""
+    return Said(
+        user=layers.value("user"),
+        port=layers.value("port"),
+        identities=layers.value("identity"),
+        known_hosts=layers.value("known_hosts"),
+        jump=layers.value("proxy_jump"),
+    )
+
+
+def inventory(reading: FleetReading, ways: dict[str, Ssh]) -> Inventory:
+    """The fleet. `ways`: host name → how it is reached."""
+    fleet = reading.fleet
+    places = {dotted(path): place for path, place in reading.document.keys.items()}
+    hosts: list[FleetHost] = []
+    for layers in reading.layers():
+        hosts.extend(_hosts(layers, ways))
+        places.update((f"host:{name}", reading.document.place((*layers.path, "name"))) for name in layers.names())
+    return Inventory(
+        hosts=tuple(hosts),
+        currency=fleet.currency,
+        deploys_at_once=fleet.deploys_at_once,
+        give_up_after_s=fleet.give_up_after,
+        file=reading.document.file,
+        places=places,
+    )
+
+
+def _hosts(layers: Layers, ways: dict[str, Ssh]) -> Iterator[FleetHost]:
+    names = layers.names()
+    labels, env = layers.merged("labels"), layers.merged("env")
+    python, image = server_default(layers)
+    for name in names:
+        ssh = ways[name]
+        reach = layers.value("reach") or ("ssh" if ssh.jumps else "direct")
+        yield FleetHost(
+            name=name,
+            address=ssh.address,
+            port=layers.value("agent_port") or AGENT_PORT,
+            through_ssh=reach == "ssh",
+            ssh=ssh,
+            labels=labels,
+            gpus=layers.value("gpus"),
+            simulated_gpus=layers.value("simulated_gpus") or 0,
+            server_python=python,
+            server_image=image,
+            env=env,
+            cost_per_hour=layers.value("cost_per_hour") or 0.0,
+            load_only=bool(layers.value("load_only")),
+            metrics=layers.value("metrics") or "",
+            allow=Allow(**{key: _joined(layers, key) for key in _ALLOW}),
+            install=Install(**_install(layers)),
+        )
+
+
+def server_default(layers: Layers) -> tuple[str, str]:
+    """(Python, image) of servers: those of the nearest layer that names either, so that one takes the place of the other."""
+    found = ((layer.python or "", layer.image or "") for _, layer in layers.each() if layer.python or layer.image)
+    return next(found, ("", ""))
+
+
+def _joined(layers: Layers, key: str) -> tuple[str, ...]:
+    """What any layer allows, the widest layer first, each pattern once."""
+    patterns = (pattern for _, layer in reversed(list(layers.each())) for pattern in getattr(layer.allow, key))
+    return tuple(dict.fromkeys(patterns))
+
+
+def _install(layers: Layers) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for _, layer in reversed(list(layers.each())):
+        result.update({key: value for key in Install.__slots__ if (value := getattr(layer.install, key)) is not None})
+    return result

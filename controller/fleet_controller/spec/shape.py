@@ -1,0 +1,43 @@
+"""Owns what the translation of faults must know of a kind of file: its models by path, its words for what is missing. Checks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+Path = tuple[str | int, ...]
+Words = tuple[str, str, str]  # code, message, hint
+
+
+def no_words(path: Path) -> Words | None:
+    """For a kind of file in which no unknown key has a meaning of its own."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of file. `models`: which model describes the mapping at a path, `*` stands for any one name or place in a list.
+
+    `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path; `unknown`: of keys that say something.
+    """
+
+    noun: str
+    models: Mapping[Path, type[BaseModel]]
+    missing: Mapping[str, str]
+    empty: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[Path, str] = field(default_factory=dict)
+    unknown: Callable[[Path], Words | None] = no_words
+
+    def model_at(self, path: Path) -> type[BaseModel] | None:
+        """The model of the mapping at `path`."""
+        for pattern, model in self.models.items():
+            if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
+                return model
+        return None
+
+    def home_of(self, key: str) -> str | None:
+        """Where `key` belongs, `workloads.NAME`; empty for the top of the file, None when it belongs nowhere."""
+        homes = (".".join(map(str, pattern)).replace("*", "NAME") for pattern, model in self.models.items() if key in model.model_fields)
+        return next(homes, None)

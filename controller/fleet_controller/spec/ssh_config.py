@@ -1,0 +1,93 @@
+"""Owns what a user's ssh configuration says of a host: Host, Match and Include as OpenSSH has them. Connects to nothing, runs nothing.
+
+paramiko reads the text; what it would do beyond reading (commands of `Match exec`, DNS for canonical names) is taken out before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from paramiko import ConfigParseError, SSHConfig
+
+_DEEPEST_INCLUDE = 16  # as OpenSSH
+_LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+?)\s*$")
+_NEVER = "Host !*"
+
+
+class _Reader(SSHConfig):
+    """Without the tokens that ask a name server (%l, and %C, which holds it)."""
+
+    TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012 -- paramiko's own attribute, which it reads and never writes
+        "hostname": ["%h"],
+        "identityfile": ["~", "%d", "%h", "%r", "%u"],
+        "proxyjump": ["%h", "%p", "%r"],
+        "userknownhostsfile": ["~", "%d", "%h", "%r", "%u"],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SshConfig:
+    """One user's configuration. `problem`: why it could not be read; `ignored`: keywords that were left out, each once."""
+
+    file: str = ""
+    problem: str = ""
+    ignored: tuple[str, ...] = ()
+    _reader: SSHConfig = field(default_factory=SSHConfig, repr=False, compare=False)
+
+    def of(self, host: str) -> Mapping[str, str | list[str]]:
+        """Keyword in small letters → value, for what is typed after `ssh`; the first value found holds, as OpenSSH has it."""
+        return {name: value for name, value in self._reader.lookup(host).items() if value is not None}
+
+
+def user_ssh_config(home: Path | None = None) -> SshConfig:
+    """The configuration in ~/.ssh, or below another home; an empty one when there is none."""
+    folder = (home or Path.home()) / ".ssh"
+    return read_ssh_config(folder / "config")
+
+
+def read_ssh_config(file: Path) -> SshConfig:
+    """A configuration with the files that it includes; relative names are in its own folder."""
+    ignored: list[str] = []
+    try:
+        if not file.is_file():
+            return SshConfig()
+        text = "\n".join(_lines(file, file.parent, ignored, 0))
+        reader = _Reader()
+        reader.parse(StringIO(text))
+    except (OSError, UnicodeDecodeError) as error:
+        return SshConfig(str(file), f"it cannot be read: {error}")
+    except (ConfigParseError, ValueError) as error:
+        return SshConfig(str(file), f"it cannot be understood: {error}")
+    return SshConfig(str(file), "", tuple(dict.fromkeys(ignored)), reader)
+
+
+def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator[str]:
+    """The lines with included files in their places; after one, the block that the Include stands in goes on."""
+    block = "Host *"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        match = _LINE.match(line)
+        keyword, value = (match[1].lower(), match[2]) if match else ("", "")
+        if keyword == "include":
+            if depth < _DEEPEST_INCLUDE:
+                for included in _included(value, folder):
+                    yield from _lines(included, folder, ignored, depth + 1)
+            yield block
+        elif keyword == "match" and re.search(r"(^|[\s!])exec\b", value, re.IGNORECASE):
+            ignored.append("Match exec")
+            block = _NEVER
+            yield block
+        elif keyword.startswith("canonical"):
+            ignored.append("CanonicalizeHostname")
+        elif line.strip() and not line.lstrip().startswith("#"):
+            block = line if keyword in ("host", "match") else block
+            yield line
+
+
+def _included(value: str, folder: Path) -> Iterator[Path]:
+    for pattern in value.replace('"', "").split():
+        path = Path(pattern).expanduser()
+        yield from sorted(found for found in (Path("/") if path.is_absolute() else folder).glob(str(path).lstrip("/")) if found.is_file())
