@@ -1,0 +1,48 @@
+"""Owns the first making of a trust folder, whole or not at all. Replaces one only when told to, and then keeps the old one beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet_controller.trust import folder as files
+from fleet_controller.trust.authority import Authority, lock_of
+from fleet_controller.trust.certify import Issued, Subject, make_authority, make_certificate
+from fleet_controller.trust.ledger import Entry, Ledger, ledger_text
+from fleet_protos.certificate import certificates
+from fleet_protos.identity import CONTROLLER_NAME, Role
+from fleet_protos.revoked import revoked_text
+
+
+def establish(folder: Path, user: str, *, replace: bool = False) -> bool:
+    """An authority with a certificate for the controller and for `user`. False: there was one, and it was kept.
+
+    `replace`: the one that is there is moved aside to FOLDER.replaced-TIME. Raises ConfigError, Conflict.
+    """
+    with files.alone(lock_of(folder)):
+        files.sweep(folder)
+        if folder.exists() and any(folder.iterdir()):
+            if not replace:
+                Authority.open(folder)
+                return False
+            folder.rename(folder.with_name(f"{folder.name}.replaced-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"))
+        files.make(folder, _content(user, datetime.now(UTC)))
+    return True
+
+
+def _content(user: str, now: datetime) -> dict[str, tuple[bytes, bool]]:
+    authority = make_authority(now)
+    controller = make_certificate(authority, Subject(Role.CONTROLLER, "controller", CONTROLLER_NAME), now)
+    person = make_certificate(authority, Subject(Role.USER, user, f"{user}.user.benchfleet"), now)
+    signer = certificates(authority.certificate_pem)[0].fingerprint
+    ledger = Ledger()
+    for role, name, issued in ((Role.CONTROLLER, "controller", controller), (Role.USER, user, person)):
+        made = certificates(issued.certificate_pem)[0]
+        ledger = ledger.with_entry(Entry(made.fingerprint, role, name, int(now.timestamp()), made.not_after_unix_s, signer))
+    pairs: dict[str, Issued] = {"ca": authority, "controller": controller, "user": person}
+    return {
+        **{f"{name}.key": (issued.key_pem, True) for name, issued in pairs.items()},
+        **{f"{name}.crt": (issued.certificate_pem, False) for name, issued in pairs.items()},
+        "issued.json": (ledger_text(ledger).encode(), False),
+        "revoked.json": (revoked_text(()).encode(), False),
+    }

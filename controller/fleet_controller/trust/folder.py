@@ -1,0 +1,98 @@
+"""Owns the trust folder as files: private modes, whole or not at all, one writer at a time. Knows nothing of certificates."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet_protos.errors import ConfigError, Conflict
+
+_LOCK_S, _POLL_S = 30.0, 0.02
+_HALF_MADE = ".half-made-"
+
+
+def write(path: Path, content: bytes, *, private: bool) -> None:
+    """Put a file in place, whole or not at all: 0600 when `private`, else 0644. Raises ConfigError."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_HALF_MADE)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(file.fileno(), 0o600 if private else 0o644)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "make room on that disk, or name another folder") from error
+
+
+def make(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
+    """A folder (0700) with all these files (content, private), or none. Raises Conflict when it is there already, ConfigError."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        half = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}{_HALF_MADE}"))
+        try:
+            for name, (content, private) in files.items():
+                write(half / name, content, private=private)
+            half.rename(folder)
+        except BaseException:
+            shutil.rmtree(half, ignore_errors=True)
+            raise
+        _sync(folder.parent)
+    except OSError as error:
+        if folder.exists():
+            raise Conflict(f"{folder} was made in this moment by another command", "nothing is lost: use it") from error
+        raise ConfigError(f"cannot make {folder}: {error.strerror}", "name a folder that you may write to") from error
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed command left half made, in the folder and beside it."""
+    for left in folder.parent.glob(f".{folder.name}{_HALF_MADE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for file in folder.glob(f"{_HALF_MADE}*"):
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """The only one that changes the folder while inside, among processes and threads. Raises Conflict after half a minute, ConfigError."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write {lock.parent}: {error.strerror}", "name a folder that you may write to") from error
+    try:
+        _wait_for(handle, lock)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _wait_for(handle: int, lock: Path) -> None:
+    deadline_s = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise Conflict(f"another command changes {lock.parent} for {_LOCK_S:g} s already", "end it, then try again") from None
+            time.sleep(_POLL_S)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

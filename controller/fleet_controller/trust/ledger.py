@@ -1,0 +1,75 @@
+"""Owns what the authority remembers of each certificate that it issued, as a value and as the text of issued.json. Reads no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fleet_protos.identity import Role
+
+VERSION = 1
+KEPT_S = 86400 * 30  # how long an expired certificate is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one was asked for."""
+
+    fingerprint: str
+    role: Role
+    name: str
+    issued_unix_s: int
+    expires_unix_s: int
+    authority: str
+    renew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All of them, the newest last."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def of(self, role: Role, name: str = "") -> tuple[Entry, ...]:
+        """Those of one party, or of all of a role, the newest last."""
+        return tuple(entry for entry in self.entries if entry.role is role and name in ("", entry.name))
+
+    def newest(self) -> tuple[Entry, ...]:
+        """The newest of each party."""
+        return tuple({(entry.role, entry.name): entry for entry in self.entries}.values())
+
+    def with_entry(self, entry: Entry) -> Ledger:
+        """One more; what expired long ago is forgotten."""
+        kept = (known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S)
+        return Ledger((*kept, entry))
+
+    def renewing(self, role: Role, name: str) -> Ledger:
+        """What this party holds is to be replaced."""
+        return Ledger(tuple(replace(entry, renew=True) if (entry.role, entry.name) == (role, name) else entry for entry in self.entries))
+
+
+def ledger_text(ledger: Ledger) -> str:
+    """The content of issued.json."""
+    return json.dumps({"version": VERSION, "issued": [asdict(entry) for entry in ledger.entries]}, indent=1) + "\n"
+
+
+def read_ledger(text: bytes) -> Ledger:
+    """The reverse. Raises ValueError that says what is wrong."""
+    try:
+        value = json.loads(text)
+        if value["version"] != VERSION:
+            raise ValueError(f"version {value['version']!r}, known is {VERSION}")
+        return Ledger(tuple(_entry(entry) for entry in value["issued"]))
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _entry(value: Mapping[str, Any]) -> Entry:
+    return Entry(
+        str(value["fingerprint"]), Role(value["role"]), str(value["name"]), int(value["issued_unix_s"]), int(value["expires_unix_s"]),
+        str(value["authority"]), bool(value.get("renew", False)),
+    )  # fmt: skip
