@@ -10,7 +10,7 @@ from typing import Any
 from fleet_protos.errors import ErrorKind
 
 __all__ = [
-    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Measure", "Outcome", "Phase",
+    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "LoadPlan", "Measure", "Outcome", "Phase",
     "RunResult", "Simulation", "Slo", "TrialSpec", "Workload",
 ]  # fmt: skip
 
@@ -159,6 +159,14 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Which other hosts the load comes from; none: from the server's own. `shards`: processes that send, 0 = one a host."""
+
+    hosts: tuple[str, ...] = ()
+    shards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TrialSpec:
     """One launch of one variant on one host: the unit of scheduling, retry and statistics."""
 
@@ -175,6 +183,7 @@ class TrialSpec:
     measure: Measure = field(default_factory=Measure)
     witness: bool = False
     shared: bool = False
+    load: LoadPlan = field(default_factory=LoadPlan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -532,3 +532,127 @@ class ReleaseAttemptResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseAttemptResponse: _TypeAlias = ReleaseAttemptResponse  # noqa: Y015
+
+@_typing.final
+class JoinLoadRequest(_message.Message):
+    """One host's part in the Ray cluster of one attempt. The secrets are the attempt's own and are journalled nowhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LEAD_ADDRESS_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    HOLD_LIMIT_S_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    AUTHORITY_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    attempt: _builtins.int
+    host: _builtins.str
+    """this host's name in the job"""
+    address: _builtins.str
+    """IP address at which the other hosts of the cluster reach it"""
+    lead_address: _builtins.str
+    """HOST:PORT where the lead gathers the load hosts; empty: this host is the lead"""
+    cores: _builtins.int
+    """processes that send from here; 0 for the lead"""
+    hold_limit_s: _builtins.float
+    """after which a load host leaves by itself, whatever happened to lead and controller"""
+    token: _builtins.str
+    """64 hex digits"""
+    authority: _builtins.bytes
+    """PEM: the cluster's own authority, this host's certificate with its address, and its key"""
+    certificate: _builtins.bytes
+    key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        host: _builtins.str = ...,
+        address: _builtins.str = ...,
+        lead_address: _builtins.str = ...,
+        cores: _builtins.int = ...,
+        hold_limit_s: _builtins.float = ...,
+        token: _builtins.str = ...,
+        authority: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt", b"attempt", "authority", b"authority", "certificate", b"certificate", "cores", b"cores", "hold_limit_s", b"hold_limit_s", "host", b"host", "key", b"key", "lead_address", b"lead_address", "token", b"token", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinLoadRequest: _TypeAlias = JoinLoadRequest  # noqa: Y015
+
+@_typing.final
+class JoinLoadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    LEAD_ADDRESS_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    """it takes that part already"""
+    lead_address: _builtins.str
+    """of the lead: where it will gather them"""
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+        lead_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "lead_address", b"lead_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinLoadResponse: _TypeAlias = JoinLoadResponse  # noqa: Y015
+
+@_typing.final
+class LeaveLoadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveLoadRequest: _TypeAlias = LeaveLoadRequest  # noqa: Y015
+
+@_typing.final
+class LeaveLoadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOINED_FIELD_NUMBER: _builtins.int
+    joined: _builtins.bool
+    """it took that part until now"""
+    def __init__(
+        self,
+        *,
+        joined: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveLoadResponse: _TypeAlias = LeaveLoadResponse  # noqa: Y015

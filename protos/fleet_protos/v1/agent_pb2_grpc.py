@@ -74,6 +74,16 @@ class AgentServiceStub:
                 request_serializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.SerializeToString,
                 response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostResponse.FromString,
                 _registered_method=True)
+        self.JoinLoad = channel.unary_unary(
+                '/fleet_protos.v1.AgentService/JoinLoad',
+                request_serializer=fleet__protos_dot_v1_dot_agent__pb2.JoinLoadRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.JoinLoadResponse.FromString,
+                _registered_method=True)
+        self.LeaveLoad = channel.unary_unary(
+                '/fleet_protos.v1.AgentService/LeaveLoad',
+                request_serializer=fleet__protos_dot_v1_dot_agent__pb2.LeaveLoadRequest.SerializeToString,
+                response_deserializer=fleet__protos_dot_v1_dot_agent__pb2.LeaveLoadResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -131,6 +141,21 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinLoad(self, request, context):
+        """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
+        attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveLoad(self, request, context):
+        """End that part; harmless when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +198,16 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.CheckHost,
                     request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.FromString,
                     response_serializer=fleet__protos_dot_v1_dot_agent__pb2.CheckHostResponse.SerializeToString,
+            ),
+            'JoinLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinLoad,
+                    request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.JoinLoadRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_agent__pb2.JoinLoadResponse.SerializeToString,
+            ),
+            'LeaveLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveLoad,
+                    request_deserializer=fleet__protos_dot_v1_dot_agent__pb2.LeaveLoadRequest.FromString,
+                    response_serializer=fleet__protos_dot_v1_dot_agent__pb2.LeaveLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -391,6 +426,60 @@ class AgentService:
             '/fleet_protos.v1.AgentService/CheckHost',
             fleet__protos_dot_v1_dot_agent__pb2.CheckHostRequest.SerializeToString,
             fleet__protos_dot_v1_dot_agent__pb2.CheckHostResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet_protos.v1.AgentService/JoinLoad',
+            fleet__protos_dot_v1_dot_agent__pb2.JoinLoadRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_agent__pb2.JoinLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet_protos.v1.AgentService/LeaveLoad',
+            fleet__protos_dot_v1_dot_agent__pb2.LeaveLoadRequest.SerializeToString,
+            fleet__protos_dot_v1_dot_agent__pb2.LeaveLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,12 @@ class AgentServiceStub:
     """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over."""
     CheckHost: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CheckHostRequest, _agent_pb2.CheckHostResponse]
     """What would stand in the way of a trial here, looked up now. Starts nothing."""
+    JoinLoad: _grpc.UnaryUnaryMultiCallable[_agent_pb2.JoinLoadRequest, _agent_pb2.JoinLoadResponse]
+    """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
+    attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+    """
+    LeaveLoad: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaveLoadRequest, _agent_pb2.LeaveLoadResponse]
+    """End that part; harmless when there is none."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -59,6 +65,12 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over."""
     CheckHost: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckHostRequest, _agent_pb2.CheckHostResponse]  # type: ignore[assignment]
     """What would stand in the way of a trial here, looked up now. Starts nothing."""
+    JoinLoad: _aio.UnaryUnaryMultiCallable[_agent_pb2.JoinLoadRequest, _agent_pb2.JoinLoadResponse]  # type: ignore[assignment]
+    """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
+    attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+    """
+    LeaveLoad: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaveLoadRequest, _agent_pb2.LeaveLoadResponse]  # type: ignore[assignment]
+    """End that part; harmless when there is none."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,5 +132,23 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.CheckHostResponse, _abc.Awaitable[_agent_pb2.CheckHostResponse]]:
         """What would stand in the way of a trial here, looked up now. Starts nothing."""
+
+    @_abc_1.abstractmethod
+    def JoinLoad(
+        self,
+        request: _agent_pb2.JoinLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.JoinLoadResponse, _abc.Awaitable[_agent_pb2.JoinLoadResponse]]:
+        """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
+        attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+        """
+
+    @_abc_1.abstractmethod
+    def LeaveLoad(
+        self,
+        request: _agent_pb2.LeaveLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.LeaveLoadResponse, _abc.Awaitable[_agent_pb2.LeaveLoadResponse]]:
+        """End that part; harmless when there is none."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

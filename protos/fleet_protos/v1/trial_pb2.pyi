@@ -539,6 +539,32 @@ class Measure(_message.Message):
 Global___Measure: _TypeAlias = Measure  # noqa: Y015
 
 @_typing.final
+class LoadPlan(_message.Message):
+    """Load that comes from other hosts, together, instead of from the server's own. No hosts: from its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    shards: _builtins.int
+    """processes that send, over all hosts; 0 = one a host"""
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+        shards: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadPlan: _TypeAlias = LoadPlan  # noqa: Y015
+
+@_typing.final
 class TrialSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -575,6 +601,7 @@ class TrialSpec(_message.Message):
     MEASURE_FIELD_NUMBER: _builtins.int
     WITNESS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -598,6 +625,8 @@ class TrialSpec(_message.Message):
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Workload]: ...
     @_builtins.property
     def measure(self) -> Global___Measure: ...
+    @_builtins.property
+    def load(self) -> Global___LoadPlan: ...
     def __init__(
         self,
         *,
@@ -614,10 +643,11 @@ class TrialSpec(_message.Message):
         measure: Global___Measure | None = ...,
         witness: _builtins.bool = ...,
         shared: _builtins.bool = ...,
+        load: Global___LoadPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "measure", b"measure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "load", b"load", "measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "measure", b"measure", "shared", b"shared", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "load", b"load", "measure", b"measure", "shared", b"shared", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
