@@ -12,22 +12,27 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from fleet_agent.allegiance import Allegiance
 from fleet_agent.core.allocation import Pool, release, take
 from fleet_agent.core.machine import Trial, replay
 from fleet_agent.errands import Errands
-from fleet_agent.journal import Journal
+from fleet_agent.journal import Journal, JournalFailed
 from fleet_agent.launching import Tools
 from fleet_agent.load.process import end_earlier
 from fleet_agent.metrics import AgentMetrics
+from fleet_agent.room import LEAST_FREE_BYTES, Room
 from fleet_agent.runner import TrialRunner
+from fleet_agent.shelf import Shelf
 from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.errors import ConfigError, Conflict, Superseded
+from fleet_protos.lease import Lease
 from fleet_protos.trial import EngineKind, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Key = tuple[str, int]  # trial id, attempt
+_ROOM_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +46,23 @@ class Pools:
 class Agent:
     """All trials of this host. Touched only on its loop."""
 
-    def __init__(self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics) -> None:
+    def __init__(  # its parts, each made elsewhere
+        self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics, least_free_bytes: int = LEAST_FREE_BYTES
+    ) -> None:
         self._artifact_root = folder / "artifacts"
+        self._shelf = Shelf(self._artifact_root)
+        self._room = Room(folder, least_free_bytes)
         self._load_folder = folder / "load"
         self._journal = journal
         self._tools = tools
         self._pools = {EngineKind.SGLANG: pools.real, EngineKind.SIMULATED: pools.simulated}
         self._metrics = metrics
         self._runners: dict[Key, TrialRunner] = {}
-        self._known: set[Key] = set(journal.finished)
+        self._allegiance = Allegiance(journal, lambda: self.active)
         self._changed = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._tasks: asyncio.TaskGroup | None = None
+        self._broke: asyncio.Event = asyncio.Event()  # the journal takes nothing more
         self.watchers = 0
         self.quiet_since_s = time.monotonic()
 
@@ -66,22 +76,75 @@ class Agent:
         """TRIAL/ATTEMPT of each trial that is not over."""
         return [f"{trial_id}/{attempt}" for trial_id, attempt in sorted(self._runners)]
 
+    @property
+    def kept(self) -> list[str]:
+        """TRIAL/ATTEMPT that are over and whose files the controller did not release yet."""
+        return self._shelf.owed(frozenset(self._runners))
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the disk that holds its state."""
+        return self._room.free_bytes()
+
+    @property
+    def takes_no_trials(self) -> str:
+        """Why no new trial may begin here now; empty when one may."""
+        full = "the disk is full: the end of a trial might not be journalled" if self._journal.lacks_reserve else ""
+        return self._room.missing() or full
+
     async def run(self, stopping: asyncio.Event) -> None:
-        """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end."""
+        """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end.
+
+        Raises JournalFailed when nothing can be journalled any more: only another process can open the journal anew.
+        """
         await end_earlier(self._load_folder)
-        async with asyncio.TaskGroup() as self._tasks:
-            self._restore()
-            self._tasks.create_task(self._tools.host.watch_aside(stopping))
-            await stopping.wait()
-            for runner in list(self._runners.values()):
-                await runner.interrupt("the agent was stopped while the trial ran")
-        await self._tools.load.stop()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._restore()
+                self._tasks.create_task(self._tools.host.watch_aside(stopping))
+                background = [self._tasks.create_task(work) for work in (self._keep_room(), self._end_broken())]
+                await stopping.wait()
+                for runner in list(self._runners.values()):
+                    await runner.interrupt("the agent was stopped while the trial ran")
+                for task in background:
+                    task.cancel()
+        except* JournalFailed as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            await self._tools.load.stop()
+
+    async def _keep_room(self) -> None:
+        """While the disk is full: give up what the controller has too, and take back the journal's reserve as soon as there is room."""
+        while True:
+            if self.takes_no_trials:
+                self._shelf.make_room()
+                await self._on_disk(self._journal.keep_reserve)
+            await asyncio.sleep(_ROOM_LOOK_S)
+
+    async def _end_broken(self) -> None:
+        await self._broke.wait()
+        raise JournalFailed("the journal takes nothing more: this agent ends, and the next one opens it anew", "look at its disk")
+
+    async def obey(self, lease: Lease) -> None:
+        """Let orders under this lease pass, and none under an older one from here on. Raises Conflict, JournalFailed."""
+        if await self._on_disk(lambda: self._allegiance.obey(lease)):
+            self._tell()  # streams of who was replaced end
+
+    def release(self, trial_id: str, attempt: int) -> None:
+        """The controller has the attempt's end and all its files."""
+        if (trial_id, attempt) not in self._runners:
+            self._shelf.release(trial_id, attempt)
 
     def start(self, spec: TrialSpec) -> bool:
-        """Take a trial; True when this trial and attempt was known before. Raises Conflict when its GPUs are taken, ConfigError."""
-        key = (spec.trial_id, spec.attempt)
-        if key in self._known:
+        """Take a trial; True when this trial and attempt was known before.
+
+        Raises Superseded when a newer attempt is known, Conflict while an older one ends, GPUs are taken or the disk is full, ConfigError.
+        """
+        if (spec.trial_id, spec.attempt) in self._runners or self._journal.knows(spec.trial_id, spec.attempt):
             return True
+        self._fence(spec)
+        if missing := self.takes_no_trials:
+            raise Conflict(f"host takes no new trials: {missing}", "make room; the trial waits")
         if spec.engine.kind not in self._tools.engines:
             raise ConfigError(f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host", "update the agent")
         self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
@@ -94,16 +157,19 @@ class Agent:
             runner.cancel(reason or "cancelled")
         return runner is not None
 
-    async def events(self, after_sequence: int) -> AsyncIterator[ev.Event]:
-        """Each event after that sequence number, then new ones for ever."""
+    async def events(self, after_sequence: int, lease: Lease) -> AsyncIterator[ev.Event]:
+        """Each event after that sequence number, then new ones for ever. Raises Conflict once another controller has taken over."""
         self.watchers += 1
         try:
-            while True:
-                changed = self._changed
-                for event in await self._on_disk(partial(self._read, after_sequence)):
-                    yield event
-                    after_sequence = event.sequence
-                await changed.wait()
+            with self._allegiance.followed(lease):
+                while True:
+                    changed = self._changed
+                    for event in await self._on_disk(partial(self._read, after_sequence)):
+                        yield event
+                        after_sequence = event.sequence
+                    if self._allegiance.is_replaced(lease):
+                        raise Conflict("another controller has taken this host over", "end this one")
+                    await changed.wait()
         finally:
             self.watchers -= 1
             self.quiet_since_s = time.monotonic()
@@ -116,6 +182,17 @@ class Agent:
         await self._on_disk(lambda: self._journal.acknowledge(up_to_sequence))
 
     # Inside
+
+    def _fence(self, spec: TrialSpec) -> None:
+        """An attempt counts only while no newer one is known; a newer one begins when the older ones have ended."""
+        attempts = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
+        newest = max(*attempts, self._journal.newest_attempt(spec.trial_id), 0)
+        if spec.attempt < newest:
+            raise Superseded(f"trial {spec.trial_id}: attempt {newest} is known here, attempt {spec.attempt} comes too late")
+        for attempt in attempts:
+            self._runners[spec.trial_id, attempt].cancel(f"attempt {spec.attempt} takes its place")
+        if attempts:
+            raise Conflict(f"trial {spec.trial_id}: attempt {attempts[0]} is still being ended here", "it is asked again soon")
 
     def _take_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
         pool = self._pools.get(spec.engine.kind)
@@ -130,11 +207,12 @@ class Agent:
         if self._tasks is None:
             raise Conflict("the agent is starting", "try again")
         key = (spec.trial_id, spec.attempt)
-        folder = self._artifact_root / spec.trial_id / str(spec.attempt)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = self._shelf.place(*key)
+        except OSError as error:
+            raise Conflict(f"cannot make the trial's folder: {error.strerror}", "look at the disk of the agent's state folder") from error
         errands = Errands(spec, self._tools, gpus, folder)
         runner = self._runners[key] = TrialRunner(spec, errands, self._record, trial)
-        self._known.add(key)
         self._tasks.create_task(self._see_through(key, runner, first))
         return errands
 
@@ -152,13 +230,21 @@ class Agent:
 
     async def _record(self, body: ev.Body, trial: Trial, cause: int) -> ev.Event:
         spec, now = trial.spec, time.time_ns()
-        event = await self._on_disk(
-            lambda: self._journal.append(body, spec.trial_id, spec.attempt, cause=cause, phase=trial.phase, time_unix_ns=now)
-        )
+        try:
+            event = await self._on_disk(
+                lambda: self._journal.append(body, spec.trial_id, spec.attempt, cause=cause, phase=trial.phase, time_unix_ns=now)
+            )
+        except JournalFailed:
+            if self._journal.is_broken:
+                self._broke.set()
+            raise
         self._metrics.record(event, spec)
+        self._tell()
+        return event
+
+    def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        return event
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
@@ -168,8 +254,7 @@ class Agent:
         histories: dict[Key, list[ev.Event]] = {}
         for event in self._journal.events(0):
             histories.setdefault((event.trial_id, event.attempt), []).append(event)
-        for key, history in histories.items():
-            self._known.add(key)
+        for history in histories.values():
             if history[-1].phase != Phase.OVER:
                 self._end_unfinished(history)
 

@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--memory-back", type=float, default=30.0, metavar="SECONDS", help="time for GPU memory to be free (default: 30)")
     parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
     parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
+    parse.add_argument("--least-free", type=int, default=64, metavar="MIB", help="free disk that a new trial needs (default: 64)")
     parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
     parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse
@@ -81,6 +82,13 @@ def _need_the_extra() -> None:
 
 
 async def _serve(options: argparse.Namespace) -> None:
+    try:
+        await _work(options)
+    except* FleetError as failed:  # of the group or of the making of its parts
+        raise failed.exceptions[0] from None
+
+
+async def _work(options: argparse.Namespace) -> None:
     from fleet_agent.assembly import assemble
     from fleet_agent.config import settle
 
@@ -89,7 +97,7 @@ async def _serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     config = settle(options)
-    parts = await assemble(config, options.recorded_gpus, options.memory_back)
+    parts = await assemble(config, options.recorded_gpus, options.memory_back, options.least_free << 20)
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(parts.agent.run(stopping))
         await parts.server.start()

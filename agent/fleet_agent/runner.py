@@ -13,11 +13,14 @@ from typing import Any
 from fleet_agent.core import effects as fx
 from fleet_agent.core.machine import Trial, accepts, new_trial, step
 from fleet_agent.errands import Errands
+from fleet_agent.journal import JournalFailed
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind, FleetError
 from fleet_protos.trial import Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
+
+_JOURNAL_AGAIN_S = 2.0
 
 # Appends to the journal and tells the watchers; returns the event as recorded.
 Record = Callable[[ev.Body, Trial, int], Awaitable[ev.Event]]
@@ -114,9 +117,32 @@ class TrialRunner:
             await self._errands.server.stop()
         self._errands.server.forget()
         if self.trial.phase != Phase.OVER:
-            ending = fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")
+            ending = _ending(reason)
             self.trial = replace(self.trial, phase=Phase.OVER, ending=ending)
+            await self._journal_the_end(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message))
+
+    async def _journal_the_end(self, over: ev.TrialOver) -> None:
+        """Write it as soon as it can be written: until then the controller does not know, and nothing else may run here.
+
+        An agent that stops meanwhile leaves it to the next one, which finds the trial unfinished and ends it.
+        """
+        told = ""
+        while True:
             try:
-                await self._record(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message), self.trial, 0)
-            except FleetError as error:  # a full disk, say: the next start of the agent finds the trial unfinished and ends it
-                log.error("trial %s: its end could not be journalled: %s", self.spec.trial_id, error.message)
+                await self._record(over, self.trial, 0)
+                return
+            except FleetError as error:
+                if error.message != told:
+                    log.error("trial %s: its end cannot be journalled: %s", self.spec.trial_id, error.message)
+                told = error.message
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_JOURNAL_AGAIN_S):
+                    body, _ = await self._inbox.queue.get()
+                    if isinstance(body, ev.AgentRestarted):
+                        return
+
+
+def _ending(reason: Exception) -> fx.CloseTrial:
+    if isinstance(reason, JournalFailed):
+        return fx.CloseTrial(Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", f"{reason.message}: {reason.hint}")
+    return fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
@@ -13,15 +14,22 @@ from grpc import aio
 
 from fleet_agent import evidence
 from fleet_agent.agent import Agent
-from fleet_agent.journal import Journal
+from fleet_agent.journal import Journal, JournalFailed
 from fleet_protos import __version__
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.errors import ConfigError, Conflict, FleetError, Superseded
+from fleet_protos.lease import Lease
+from fleet_protos.protocol import PROTOCOL
 from fleet_protos.trial import TrialSpec
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
-_STATUS = {ConfigError: grpc.StatusCode.INVALID_ARGUMENT, Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED}
+_STATUS = {
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    JournalFailed: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Superseded: grpc.StatusCode.ABORTED,
+}
 Context = aio.ServicerContext[Any, Any]
 
 
@@ -47,18 +55,28 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         answer.active_trials.extend(self._agent.active)
         answer.version = __version__
         answer.pid = os.getpid()
+        answer.protocol = PROTOCOL
+        answer.now_unix_ns = time.time_ns()
+        answer.disk_free_bytes = self._agent.free_bytes
+        answer.takes_no_trials = self._agent.takes_no_trials
+        answer.kept_attempts.extend(self._agent.kept)
         return answer
 
     async def StartTrial(self, request: agent_pb2.StartTrialRequest, context: Context) -> agent_pb2.StartTrialResponse:
         """Idempotent by trial id and attempt."""
         spec = from_proto(TrialSpec, request.spec)
         try:
+            await self._agent.obey(_lease(request))
             return agent_pb2.StartTrialResponse(known=self._agent.start(spec))
         except FleetError as error:
             await _refuse(context, error)
 
     async def CancelTrial(self, request: agent_pb2.CancelTrialRequest, context: Context) -> agent_pb2.CancelTrialResponse:
         """Harmless for a trial that is over."""
+        try:
+            await self._agent.obey(_lease(request))
+        except FleetError as error:
+            await _refuse(context, error)
         active = self._agent.cancel(request.trial_id, request.attempt, request.reason)
         return agent_pb2.CancelTrialResponse(active=active)
 
@@ -69,13 +87,31 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if request.agent_id and request.agent_id != self._journal.agent_id:
             told = f"this is agent {self._journal.agent_id}, not {request.agent_id}: its journal was made anew"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
-        async for event in self._agent.events(request.after_sequence):
-            yield agent_pb2.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
+        lease = _lease(request)
+        try:
+            await self._agent.obey(lease)
+            async for event in self._agent.events(request.after_sequence, lease):
+                yield agent_pb2.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
+        except FleetError as error:
+            await _refuse(context, error)
 
     async def AckEvents(self, request: agent_pb2.AckEventsRequest, context: Context) -> agent_pb2.AckEventsResponse:
         """Everything up to there is stored at the controller."""
-        await self._agent.acknowledge(request.up_to_sequence)
+        try:
+            await self._agent.obey(_lease(request))
+            await self._agent.acknowledge(request.up_to_sequence)
+        except FleetError as error:
+            await _refuse(context, error)
         return agent_pb2.AckEventsResponse()
+
+    async def ReleaseAttempt(self, request: agent_pb2.ReleaseAttemptRequest, context: Context) -> agent_pb2.ReleaseAttemptResponse:
+        """The files of an attempt need not be kept any longer."""
+        try:
+            await self._agent.obey(_lease(request))
+        except FleetError as error:
+            await _refuse(context, error)
+        self._agent.release(request.trial_id, request.attempt)
+        return agent_pb2.ReleaseAttemptResponse()
 
     async def FetchArtifact(
         self, request: agent_pb2.FetchArtifactRequest, context: Context
@@ -93,6 +129,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def CheckHost(self, request: agent_pb2.CheckHostRequest, context: Context) -> agent_pb2.CheckHostResponse:
         """What would stand in the way of a trial here."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent does not check its host yet")
+
+
+def _lease(request: Any) -> Lease:
+    """Whose order it is; without a lease nobody's."""
+    return from_proto(Lease, request.lease)
 
 
 def _read(path: os.PathLike[str], offset: int) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 from fleet_agent.journal import Journal, JournalDamaged, JournalFailed
 from fleet_protos.errors import Conflict
 from fleet_protos.events import Body, Event, ServerLaunched, TrialAccepted, TrialOver, WarmedUp
+from fleet_protos.lease import Lease
 from fleet_protos.trial import Outcome, Phase, TrialSpec
 
 WRITER = Path(__file__).parents[1] / "fakes" / "journal_writer.py"
@@ -192,15 +193,18 @@ def test_nothing_told_is_lost_when_the_writer_is_killed(folder: Path, mode: str)
         journal.close()
 
 
-def test_acknowledged_events_are_dropped_when_no_trial_is_open(folder: Path) -> None:
+def test_acknowledged_events_are_dropped_but_for_those_of_a_trial_that_is_not_over(folder: Path) -> None:
     journal = Journal.open(folder, compact_above_bytes=1)
     fill(journal, "a")
     fill(journal, "b", over=False)
+    journal.acknowledge(2)
+    assert [event.sequence for event in journal.events()] == [3, 4, 5], "the rest is not acknowledged"
     journal.acknowledge(5)
-    assert len(list(journal.events())) == 5, "b is not over"
+    assert [event.sequence for event in journal.events()] == [4, 5], "b is not over: its restart needs them"
+    assert (journal.acknowledged, journal.last_sequence) == (5, 5)
     put(journal, TrialOver(), "b")
     journal.acknowledge(5)
-    assert len(list(journal.events())) == 6, "its end is not acknowledged"
+    assert len(list(journal.events())) == 3, "its end is not acknowledged"
     journal.acknowledge(6)
     assert (list(journal.events()), journal.first_sequence, journal.last_sequence) == ([], 7, 6)
     assert put(journal, WarmedUp()).sequence == 7
@@ -211,6 +215,56 @@ def test_acknowledged_events_are_dropped_when_no_trial_is_open(folder: Path) -> 
     assert (again.agent_id, again.last_sequence, again.acknowledged) == (agent_id, 7, 6)
     assert again.finished == {("a", 1), ("b", 1)}
     again.close()
+
+
+def test_a_journal_whose_host_is_never_idle_does_not_grow_for_ever(folder: Path) -> None:
+    """The next trial begins before the end of the one before is acknowledged, so there is always one that is not over."""
+    journal = Journal.open(folder, compact_above_bytes=20_000)
+    largest = 0
+    fill(journal, "t0", over=False)
+    for number in range(1, 400):
+        put(journal, TrialOver(Outcome.OK), f"t{number - 1}")
+        fill(journal, f"t{number}", over=False)
+        journal.acknowledge(journal.last_sequence - 1)
+        largest = max(largest, (folder / "events.jsonl").stat().st_size)
+    assert journal.last_sequence == 400 * 3 - 1
+    journal.close()
+    again = Journal.open(folder)
+    assert [event.trial_id for event in again.events()][-2:] == ["t399", "t399"]
+    assert (again.acknowledged, again.knows("t399", 1), again.knows("t7", 1)) == (1198, True, True)
+    again.close()
+    assert largest < 60_000
+
+
+def test_only_so_many_trials_that_are_over_are_remembered(folder: Path) -> None:
+    journal = Journal.open(folder, remembered=3)
+    for number in range(5):
+        fill(journal, f"t{number}")
+    assert sorted(journal.finished) == [("t2", 1), ("t3", 1), ("t4", 1)]
+    assert [journal.newest_attempt(f"t{number}") for number in range(5)] == [0, 0, 1, 1, 1]
+    journal.close()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_whose_orders_count_outlives_the_process_and_a_compaction(journal: Journal, folder: Path, compacted: bool) -> None:
+    assert journal.lease == Lease()
+    fill(journal)
+    journal.obey(Lease("store", 4, 1))
+    journal.obey(Lease("store", 5, 1))
+    journal.acknowledge(3)
+    assert journal.compact() or not compacted
+    journal.close()
+    again = Journal.open(folder)
+    assert (again.lease, again.acknowledged, again.last_sequence) == (Lease("store", 5, 1), 3, 3)
+    again.close()
+
+
+def test_a_reader_from_before_leases_takes_the_record_for_an_acknowledgement(journal: Journal, folder: Path) -> None:
+    fill(journal)
+    journal.acknowledge(2)
+    journal.obey(Lease("store", 4, 1))
+    last = (folder / "events.jsonl").read_bytes().splitlines()[-1][9:]
+    assert last.startswith(b'{"acknowledged":2,')
 
 
 def test_a_small_journal_is_not_compacted(journal: Journal) -> None:
@@ -271,36 +325,66 @@ def test_a_full_disk_is_told_and_the_journal_stays_whole(journal: Journal, folde
 
 
 FILL = """
+import os
 import sys
 from pathlib import Path
 from fleet_agent.journal import Journal, JournalFailed
 from fleet_protos.events import WarmedUp
 from fleet_protos.trial import Phase
 
+def put(words):
+    return journal.append(WarmedUp(words), "t", 1, cause=0, phase=Phase.MEASURING, time_unix_ns=1)
+
 folder = Path(sys.argv[1])
 journal = Journal.open(folder)
+print(journal.lacks_reserve)
+with open(folder / "other", "wb", buffering=0) as other:
+    try:
+        while other.write(bytes(4096)):
+            pass
+    except OSError as error:
+        print(error.strerror)
+told = 0
 try:
     while True:
-        journal.append(WarmedUp("busy" * 100), "t", 1, cause=0, phase=Phase.MEASURING, time_unix_ns=1)
+        told += bool(put("busy" * 100))
 except JournalFailed as error:
     print(error.message, error.hint, sep="|")
+print(told > 1000 if sys.argv[2] == "large" else told < 200, journal.lacks_reserve)
 last = journal.last_sequence
 journal.close()
 journal = Journal.open(folder)
 print(journal.last_sequence == last == len(list(journal.events())), repr(journal.repaired))
+os.unlink(folder / "other")
+journal.keep_reserve()
+print(journal.lacks_reserve)
+put("again")
 """
 
 
-def test_a_disk_that_is_really_full_is_told_with_what_to_do(tmp_path: Path) -> None:
+def on_a_small_disk(tmp_path: Path, size: str, script: str, *arguments: str) -> list[str]:
+    """What a script says whose first argument is a disk of that size, all its own. Skips where nobody may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    script = f'mount -t tmpfs -o size=64k tmpfs "{disk}" && exec "{sys.executable}" -c "$0" "{disk}"'
     mine = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     if subprocess.run([*mine, f'mount -t tmpfs tmpfs "{disk}"'], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a small disk of his own")
-    told = subprocess.run([*mine, script, FILL], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert told[0] == f"{disk}/events.jsonl: an event could not be written: No space left on device|free space on the disk of {disk}"
-    assert told[1] == "True ''"
+    words = " ".join(arguments)
+    command = f'mount -t tmpfs -o size={size} tmpfs "{disk}" && exec "{sys.executable}" -c "$0" "{disk}" {words}'
+    return subprocess.run([*mine, command, script], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_full_disk_takes_what_ends_a_trial_and_then_says_what_to_do(tmp_path: Path) -> None:
+    """Another program fills the disk: the journal's own space is not for it."""
+    told = on_a_small_disk(tmp_path, "4m", FILL, "large")
+    full = f"{tmp_path}/disk/events.jsonl: an event could not be written: No space left on device|free space on the disk of {tmp_path}/disk"
+    assert told == ["False", "No space left on device", full, "True True", "True ''", "False"]
+
+
+def test_a_disk_without_room_for_the_reserve_is_told_before_a_trial_begins(tmp_path: Path) -> None:
+    told = on_a_small_disk(tmp_path, "64k", FILL, "small")
+    assert told[0] == "True"
+    assert told[3:] == ["True True", "True ''", "True"]
 
 
 def test_a_closed_journal_takes_nothing(journal: Journal) -> None:

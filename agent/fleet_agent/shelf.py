@@ -1,0 +1,93 @@
+"""Owns how long files of ended attempts stay on the host: until the controller has them, then while they fit. Knows no trial."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+KEPT_BYTES = 1 << 30  # of files that the controller has too, for whoever looks on the host
+_LISTED = 1000
+_MARK = ".released"
+
+Key = tuple[str, int]  # trial id, attempt
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    folder: Path
+    released: bool = False
+    size_bytes: int = 0  # known from its release on
+
+
+class Shelf:
+    """The attempt folders TRIAL/ATTEMPT below `root`, oldest first. What nobody released is never removed."""
+
+    def __init__(self, root: Path, kept_bytes: int = KEPT_BYTES) -> None:
+        self._root = root
+        self._kept_bytes = kept_bytes
+        self._attempts: dict[Key, _Kept] = {key: _Kept(folder, *_state(folder)) for key, folder in _found(root)}
+
+    def owed(self, active: frozenset[Key]) -> list[str]:
+        """TRIAL/ATTEMPT that are over and not released, the oldest 1000."""
+        waiting = (key for key, kept in self._attempts.items() if not kept.released and key not in active)
+        return [f"{trial_id}/{attempt}" for (trial_id, attempt), _ in zip(waiting, range(_LISTED), strict=False)]
+
+    def place(self, trial_id: str, attempt: int) -> Path:
+        """The folder of an attempt, made if need be. Raises OSError."""
+        folder = self._root / trial_id / str(attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._attempts.setdefault((trial_id, attempt), _Kept(folder))
+        return folder
+
+    def release(self, trial_id: str, attempt: int) -> None:
+        """The controller has all of it; harmless twice, and for what is not here. The oldest go when more is kept than may be."""
+        kept = self._attempts.get((trial_id, attempt))
+        if kept is None or kept.released:
+            return
+        try:
+            (kept.folder / _MARK).touch()
+        except OSError as error:  # a full disk: it is released again at the controller's next connection
+            log.info("%s: %s", kept.folder, error.strerror)
+        self._attempts[trial_id, attempt] = _Kept(kept.folder, True, _size(kept.folder))
+        self._remove_down_to(self._kept_bytes)
+
+    def make_room(self) -> None:
+        """The disk is full: nothing is kept that the controller has."""
+        self._remove_down_to(0)
+
+    def _remove_down_to(self, bytes_kept: int) -> None:
+        released = {key: kept for key, kept in self._attempts.items() if kept.released}
+        total = sum(kept.size_bytes for kept in released.values())
+        for key, kept in released.items():
+            if total <= bytes_kept:
+                return
+            shutil.rmtree(kept.folder, ignore_errors=True)
+            if kept.folder.exists():
+                log.warning("%s cannot be removed", kept.folder)
+            with_siblings = kept.folder.parent
+            if not any(with_siblings.iterdir()):
+                with_siblings.rmdir()
+            total -= kept.size_bytes
+            del self._attempts[key]
+
+
+def _found(root: Path) -> Iterator[tuple[Key, Path]]:
+    """The attempt folders, the oldest first."""
+    folders = [folder for folder in root.glob("*/*") if folder.is_dir() and folder.name.isdecimal()] if root.is_dir() else []
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns):
+        yield (folder.parent.name, int(folder.name)), folder
+
+
+def _state(folder: Path) -> tuple[bool, int]:
+    released = (folder / _MARK).exists()
+    return released, _size(folder) if released else 0
+
+
+def _size(folder: Path) -> int:
+    return sum(os.lstat(Path(place) / name).st_blocks * 512 for place, _, names in os.walk(folder) for name in names)
