@@ -40,7 +40,7 @@ def refused(now: Situation, shown: Lease) -> str:
         (Situation(OURS, owed="3 events", away_s=61), OTHER, ""),
         (Situation(OURS), Lease(), ""),
         (Situation(OURS), replace(OURS, protocol=PROTOCOL + 1), ""),
-        (Situation(OURS), replace(OURS, protocol=PROTOCOL + 2), f"the controller speaks protocol 1.{PROTOCOL + 2}, this agent 1.{PROTOCOL}"),
+        (Situation(OURS), replace(OURS, protocol=9), f"the controller speaks protocol 1.9, this agent 1.{PROTOCOL}"),
     ],
 )
 def test_orders_are_obeyed_of_one_controller_and_its_newest_start(now: Situation, shown: Lease, told: str) -> None:
