@@ -127,6 +127,9 @@ class DescribeResponse(_message.Message):
     ALLOWED_IMAGES_FIELD_NUMBER: _builtins.int
     LOAD_ONLY_FIELD_NUMBER: _builtins.int
     KEPT_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    SERVER_PYTHON_FIELD_NUMBER: _builtins.int
+    SERVER_IMAGE_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     """changes when the agent's journal was made anew"""
     host: _builtins.str
@@ -146,6 +149,12 @@ class DescribeResponse(_message.Message):
     certificate_expires_unix_s: _builtins.int
     """0 = it serves without TLS"""
     load_only: _builtins.bool
+    strict: _builtins.bool
+    """it has a configuration, and refuses what that does not allow"""
+    server_python: _builtins.str
+    """what a job gets that names neither Python nor image; empty = the python3 of its PATH"""
+    server_image: _builtins.str
+    """likewise, where there is no server_python"""
     @_builtins.property
     def active_trials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """TRIAL/ATTEMPT"""
@@ -156,7 +165,7 @@ class DescribeResponse(_message.Message):
     def fingerprint(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def allowed_pythons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """patterns of its configuration; empty = any"""
+        """patterns of its configuration; empty = any, or none when it is strict"""
 
     @_builtins.property
     def allowed_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -188,10 +197,13 @@ class DescribeResponse(_message.Message):
         allowed_images: _abc.Iterable[_builtins.str] | None = ...,
         load_only: _builtins.bool = ...,
         kept_attempts: _abc.Iterable[_builtins.str] | None = ...,
+        strict: _builtins.bool = ...,
+        server_python: _builtins.str = ...,
+        server_image: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trials", b"active_trials", "agent_id", b"agent_id", "allowed_images", b"allowed_images", "allowed_pythons", b"allowed_pythons", "certificate_expires_unix_s", b"certificate_expires_unix_s", "disk_free_bytes", b"disk_free_bytes", "fingerprint", b"fingerprint", "gpus", b"gpus", "host", b"host", "kept_attempts", b"kept_attempts", "labels", b"labels", "last_sequence", b"last_sequence", "load_only", b"load_only", "now_unix_ns", b"now_unix_ns", "pid", b"pid", "protocol", b"protocol", "simulated_gpus", b"simulated_gpus", "takes_no_trials", b"takes_no_trials", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_trials", b"active_trials", "agent_id", b"agent_id", "allowed_images", b"allowed_images", "allowed_pythons", b"allowed_pythons", "certificate_expires_unix_s", b"certificate_expires_unix_s", "disk_free_bytes", b"disk_free_bytes", "fingerprint", b"fingerprint", "gpus", b"gpus", "host", b"host", "kept_attempts", b"kept_attempts", "labels", b"labels", "last_sequence", b"last_sequence", "load_only", b"load_only", "now_unix_ns", b"now_unix_ns", "pid", b"pid", "protocol", b"protocol", "server_image", b"server_image", "server_python", b"server_python", "simulated_gpus", b"simulated_gpus", "strict", b"strict", "takes_no_trials", b"takes_no_trials", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
