@@ -34,7 +34,6 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--memory-back", type=float, default=30.0, metavar="SECONDS", help="time for GPU memory to be free (default: 30)")
     parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
     parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
-    parse.add_argument("--least-free", type=int, default=64, metavar="MIB", help="free disk that a new trial needs (default: 64)")
     parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
     parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse
@@ -46,6 +45,7 @@ def main() -> int:
         return _check(sys.argv[2:])
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says in words
     try:
         _need_the_extra()
         asyncio.run(_serve(options))
@@ -97,7 +97,7 @@ async def _work(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     config = settle(options)
-    parts = await assemble(config, options.recorded_gpus, options.memory_back, options.least_free << 20)
+    parts = await assemble(config, options.recorded_gpus, options.memory_back)
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(parts.agent.run(stopping))
         await parts.server.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -22,8 +23,10 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--state", type=Path, required=True, help="folder of its artifacts, socket and (by default) its store")
     parse.add_argument("--store", default="", help="store: a file or a database URL (default: store.sqlite3 in the state folder)")
     parse.add_argument("--agent", action="append", default=[], metavar="ADDRESS", help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it")
-    parse.add_argument("--listen", default="", help="unix:PATH or 127.0.0.1:PORT for fleetctl (default: a socket in the state folder)")
-    parse.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on 127.0.0.1 (default: none)")
+    parse.add_argument("--listen", default="", help="unix:PATH or ADDRESS:PORT for fleetctl (default: a socket in the state folder)")
+    parse.add_argument("--trust", default="", metavar="DIR", help="certificates (default: $BENCHFLEET_TRUST, else trust beside the state)")
+    parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
+    parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse
 
 
@@ -31,6 +34,7 @@ def main() -> int:
     """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says with the host's name
     try:
         asyncio.run(_serve(options))
     except FleetError as error:
@@ -40,14 +44,14 @@ def main() -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from fleet_controller.working import working
+    from fleet_controller.working import doors, working
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     state: Path = options.state.absolute()
-    async with working(state, options.agent, store=options.store, listen=options.listen, metrics_port=options.metrics_port) as here:
+    async with working(state, options.agent, store=options.store, doors=doors(options, state)) as here:
         log.info("listening on %s with %d agents", here.address, len(options.agent))
         await stopping.wait()
     log.info("stopped")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,42 @@ from fleet_controller.lock import held
 from fleet_controller.service import serving
 from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import Store
+from fleet_controller.trust.authority import Authority
+from fleet_controller.trust.place import trust_folder
+from fleet_controller.trust.watch import ExpiryWatch
+from fleet_protos.errors import ConfigError
 from fleet_protos.exposition import RunSeries
-from fleet_protos.sockets import listen_address
+from fleet_protos.identity import TlsFiles
+from fleet_protos.sockets import endpoint, listen_address
+from fleet_protos.tls import is_local
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where a controller is reached. `listen`: ADDRESS:PORT with the certificates of `trust`, unix:PATH, or empty for its own socket.
+
+    `metrics`: (address, port) of its Prometheus endpoint.
+    """
+
+    listen: str = ""
+    trust: Path | None = None
+    metrics: tuple[str, int] | None = None
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The controller's files where it listens with TLS. Raises ConfigError when it must and has none."""
+        if not self.listen or self.listen.startswith("unix:") or (self.trust is None and is_local(self.listen)):
+            return None
+        if self.trust is None:
+            raise ConfigError(f"listening on {self.listen} needs certificates", "`fleetctl init` makes them; --trust DIR names them")
+        return Authority.open(self.trust).controller_files()
+
+
+def doors(options: argparse.Namespace, state: Path) -> Doors:
+    """From the options of `fleet-controller`. Raises ConfigError."""
+    metrics = options.metrics or (f"127.0.0.1:{options.metrics_port}" if options.metrics_port else "")
+    trust = trust_folder(options.trust, state)
+    return Doors(options.listen, trust if trust.is_dir() or options.trust else None, endpoint(metrics) if metrics else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +67,7 @@ async def working(
     agents: Sequence[str],
     *,
     store: str = "",
-    listen: str = "",
-    metrics_port: int = 0,
+    doors: Doors = Doors(),
     first_contact_s: float = FIRST_CONTACT_S,
 ) -> AsyncIterator[Working]:
     """A controller that works while inside. `agents` are addresses. Raises Conflict when another one works in `folder`, ConfigError."""
@@ -42,23 +76,31 @@ async def working(
     with held(folder / "controller.lock"), claimed(store):
         database = Store.open(store)
         series = RunSeries()
-        if metrics_port:
-            series.serve(metrics_port)
+        if doors.metrics is not None:
+            series.serve(doors.metrics[1], doors.metrics[0])
         fleet = Fleet(database, folder, [AgentClient(address) for address in agents], series, first_contact_s)
         stopping = asyncio.Event()
         try:
             await fleet.load()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(fleet.run(stopping))
-                async with serving(fleet, listen or listen_address(folder, "controller")) as address:
+                watching = tasks.create_task(ExpiryWatch(Authority.open(doors.trust), series.registry).run()) if doors.trust else None
+                async with _served(fleet, folder, doors) as address:
                     try:
                         yield Working(fleet, address)
                     finally:
                         stopping.set()
+                        if watching is not None:
+                            watching.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
         finally:
             database.close()
+
+
+def _served(fleet: Fleet, folder: Path, doors: Doors) -> AbstractAsyncContextManager[str]:
+    here, tls = listen_address(folder, "controller"), doors.tls
+    return serving(fleet, here, doors.listen, tls) if tls else serving(fleet, doors.listen or here)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -12,6 +12,8 @@ import socket
 import ssl
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fleet_protos.certificate import Certificate, parse
@@ -19,6 +21,7 @@ from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.identity import Role, TlsFiles
 from fleet_protos.refusals import GREETING, refused_by_door, unwelcome
 from fleet_protos.revoked import RevokedList, Stamp, stamp_of
+from fleet_protos.sockets import endpoint
 from fleet_protos.tls import load
 
 log = logging.getLogger(__name__)
@@ -101,9 +104,15 @@ class Door:
         """Make the line from a peer that is welcome to the server inside."""
         self._tasks.create_task(outside.connect())
 
-    def close(self) -> None:
-        """Stop listening, where `serve` was never called."""
-        self._socket.close()
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[str]:
+        """`serve` while inside; yields the address with its real port."""
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self.serve())
+            try:
+                yield self.address
+            finally:
+                serving.cancel()
 
     def verdict(self, certificate: Certificate) -> str:
         """Why it is refused now; empty when it is welcome."""
@@ -313,13 +322,10 @@ class Inside(asyncio.Protocol):
 
 
 def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"cannot listen on {address!r}: it is not ADDRESS:PORT", "write for example 0.0.0.0:7433")
+    host, port = endpoint(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise Conflict(f"cannot listen on {address}: {error.strerror}", "choose another address or port, or end who has it") from error
     listener.setblocking(False)

@@ -49,9 +49,11 @@ HIGHER_IS_BETTER = {
 
 # Prometheus. Labels are bounded: host, job, variant, workload, engine (and phase, outcome).
 PROM_TRIALS = "fleet_trials"
+PROM_HOSTS = "fleet_hosts"  # of a controller, by state
 PROM_RUNS = "fleet_runs_total"
 PROM_OUTPUT_TOK_S = "fleet_run_output_tokens_per_second"
 PROM_TTFT_P50 = "fleet_run_ttft_p50_seconds"
 PROM_TPOT_MEAN = "fleet_run_time_per_output_token_seconds"
 PROM_ACCEPT_LENGTH = "fleet_run_accept_length"
+PROM_CERTIFICATE_EXPIRES = "fleet_certificate_expires_timestamp_seconds"  # labels role, host
 RUN_LABELS = ("host", "job", "variant", "workload", "engine")

@@ -34,6 +34,15 @@ def _runtime_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"benchfleet-{os.getuid()}"
 
 
+def endpoint(text: str) -> tuple[str, int]:
+    """(address, port) of ADDRESS:PORT; an IPv6 address stands in brackets. Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare or not port.isdecimal() or not 0 <= int(port) < 65536 or (":" in bare and bare == host):
+        raise ConfigError(f"{text!r} is not ADDRESS:PORT", "write for example 127.0.0.1:9464 or [::1]:9464")
+    return bare, int(port)
+
+
 def bind(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
     """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local, Conflict for one in use."""
     if tls is not None:

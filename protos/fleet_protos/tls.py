@@ -18,6 +18,7 @@ from fleet_protos.certificate import certificates
 from fleet_protos.errors import ConfigError
 from fleet_protos.identity import TlsFiles
 from fleet_protos.refusals import GREETING, refused_by_client, refused_by_server
+from fleet_protos.revoked import Stamp, stamp_of
 
 PROBE_S = 3.0
 _MEND = "deploy the host again; a user's files: `fleetctl trust issue`"
@@ -37,6 +38,44 @@ def channel(address: str, tls: TlsFiles | None = None, name: str = "", options: 
         return aio.insecure_channel(address, options=list(options))
     credentials = grpc.ssl_channel_credentials(_pem(tls.authorities), _text(tls.key), _pem(tls.certificate))
     return aio.secure_channel(address, credentials, options=[*options, ("grpc.ssl_target_name_override", name)])
+
+
+class Line:
+    """A channel that is made at its first use, and anew when its TLS files have changed: gRPC reads them once."""
+
+    def __init__(self, address: str, tls: TlsFiles | None, name: str, options: Options = ()) -> None:
+        self.address = address
+        self._tls = tls
+        self._name = name
+        self._options = options
+        self._channel: aio.Channel | None = None
+        self._made_of: tuple[Stamp | None, ...] = ()
+
+    def channel(self) -> aio.Channel:
+        """The one in use. Raises ConfigError, which names the file, for files that cannot be used."""
+        if self._channel is None:
+            self._made_of = self._files()
+            self._channel = channel(self.address, self._tls, self._name, self._options)
+        return self._channel
+
+    async def refresh(self) -> None:
+        """Hang up when the files have changed since the channel was made; before a first call of a new contact."""
+        if self._channel is not None and self._files() != self._made_of:
+            await self.close()
+
+    async def why_not(self) -> str:
+        """As `why_not`; empty without TLS."""
+        return await why_not(self.address, self._tls, self._name) if self._tls else ""
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close(None)
+
+    def _files(self) -> tuple[Stamp | None, ...]:
+        tls = self._tls
+        return tuple(stamp_of(path) for path in (tls.authorities, tls.certificate, tls.key)) if tls else ()
 
 
 def is_local(address: str) -> bool:

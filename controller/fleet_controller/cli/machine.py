@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fleet_controller.cli.places import Places, host_name, places
 from fleet_controller.embedded import AgentPlace, LocalAgent
 from fleet_controller.liveness import is_live
-from fleet_controller.working import Working, working
+from fleet_controller.working import Doors, Working, working
 from fleet_protos.errors import ConfigError, Conflict, FleetError
 from fleet_protos.sockets import listen_address
 
@@ -25,6 +25,11 @@ class Here:
     host_name: str
     labels: tuple[str, ...] = ()
     metrics_port: int = 0
+
+    @property
+    def doors(self) -> Doors:
+        """Its own socket, and the Prometheus endpoint if one was asked for."""
+        return Doors(metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None)
 
 
 def here(arguments: argparse.Namespace) -> Here:
@@ -45,7 +50,7 @@ async def machine(agent: LocalAgent, place: Here, say: Callable[[str], None]) ->
     """Controller and agent at work while inside. The agent outlives the controller's last fetch of files and is ended last."""
     _log_to_file(place.home)
     try:
-        async with working(place.home.controller, [agent.place.address], metrics_port=place.metrics_port) as at_work:
+        async with working(place.home.controller, [agent.place.address], doors=place.doors) as at_work:
             await agent.start()
             await at_work.fleet.expect_agents()
             async with asyncio.TaskGroup() as tasks:

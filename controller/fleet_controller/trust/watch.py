@@ -1,0 +1,64 @@
+"""Owns the warning before a certificate ends: a line a day in the controller's log, and a Prometheus series. Renews nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from fleet_controller.trust.authority import Authority, Expiring
+from fleet_protos.errors import FleetError
+from fleet_protos.metrics import PROM_CERTIFICATE_EXPIRES
+from fleet_protos.refusals import day
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 3600.0
+_TELL_AGAIN_S = 86400.0
+
+
+class ExpiryWatch:
+    """Looks once an hour. Labels: the role, and the host for an agent; of users only the next to end is shown."""
+
+    def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
+        self._authority = authority
+        text = "When the certificate ends, in seconds since 1970"
+        self._gauge = Gauge(PROM_CERTIFICATE_EXPIRES, text, ("role", "host"), registry=registry)
+        self._told_s: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            self.look(time.time_ns() / 1e9)
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self, now_unix_s: float) -> None:
+        """Show all, and log a warning of each that ends within 30 days unless it was logged within a day."""
+        try:
+            parties = self._authority.expiring(now_unix_s)
+        except FleetError as error:
+            log.warning("%s", error.message)
+            return
+        self._gauge.clear()
+        for party in reversed(parties):  # the next to end comes last and stays, where several share a series
+            self._gauge.labels(party.role, party.name if party.role == "agent" else "").set(party.expires_unix_s)
+        for party in parties:
+            key = (party.role, party.name)
+            if party.is_near(now_unix_s) and now_unix_s - self._told_s.get(key, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
+                self._told_s[key] = now_unix_s
+                log.warning("%s", warning(party, now_unix_s))
+
+
+def warning(party: Expiring, now_unix_s: float) -> str:
+    """What is to be done about it, in one line."""
+    what = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(party.role, f"the {party.role}")
+    todo = {
+        "agent": f"fleetctl deploy {party.name} renews it",
+        "user": f"fleetctl trust issue {party.name} makes a new one",
+        "controller": "fleetctl trust rotate renews it",
+    }.get(party.role, "fleetctl trust rotate --authority begins to replace it")
+    left_days = int((party.expires_unix_s - now_unix_s) // 86400)
+    when = f"ends in {left_days} days, on {day(party.expires_unix_s)}" if left_days >= 0 else f"ended on {day(party.expires_unix_s)}"
+    return f"the certificate of {what} {when}: {todo}"
