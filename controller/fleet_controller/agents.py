@@ -13,15 +13,19 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
+from fleet_controller.report.values import HostFinding
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
 from fleet_protos.events import Event
+from fleet_protos.identity import TlsFiles
+from fleet_protos.tls import Line
 from fleet_protos.trial import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
 
 _CALL_S = 15.0
 _CHUNK_S = 60.0
+_CHECK_S = 30.0  # its slowest parts have shorter limits
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -69,16 +73,40 @@ class AgentInfo:
 
 
 class AgentClient:
-    """One agent at one address. Raises HostUnreachable, Conflict or ConfigError, never a gRPC error."""
+    """One agent at one address. Raises HostUnreachable, Conflict or ConfigError, never a gRPC error.
 
-    def __init__(self, address: str) -> None:
+    With `tls` it speaks only to who holds a certificate for the DNS name `name`; without, only on this machine.
+    """
+
+    def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
         self.address = address
-        self._channel = aio.insecure_channel(address, options=_OPTIONS)
-        self._stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(self._channel)
+        self._line = Line(address, tls, name, _OPTIONS)
+        self._at = (address, tls, name)
+        self._made: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
+
+    async def move(self, address: str, tls: TlsFiles | None, name: str) -> None:
+        """From now on at this address, with these files; hangs up only when that is another one."""
+        if (address, tls, name) != self._at:
+            line, self._line = self._line, Line(address, tls, name, _OPTIONS)
+            self.address, self._at = address, (address, tls, name)
+            await line.close()
+
+    @property
+    def _stub(self) -> agent_pb2_grpc.AgentServiceAsyncStub:
+        channel = self._line.channel()
+        if self._made is None or self._made[0] is not channel:
+            self._made = channel, agent_pb2_grpc.AgentServiceStub(channel)
+        return self._made[1]
 
     async def describe(self) -> AgentInfo:
-        """Who it is and what it does now."""
-        return from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+        """Who it is and what it does now: the first call of a contact. What stands in the way of one is looked into and told."""
+        await self._line.refresh()
+        try:
+            return from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+        except HostUnreachable as error:
+            if reason := await self._line.why_not():
+                raise HostUnreachable(f"agent at {self.address}: {reason}") from error
+            raise
 
     async def start(self, spec: TrialSpec) -> bool:
         """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken."""
@@ -96,7 +124,7 @@ class AgentClient:
         try:
             async for answer in self._stub.WatchEvents(request):
                 yield from_proto(Event, answer.event)
-        except aio.AioRpcError as error:
+        except (aio.AioRpcError, asyncio.CancelledError) as error:
             raise self._translated(error) from error
 
     async def acknowledge(self, up_to_sequence: int) -> None:
@@ -124,20 +152,29 @@ class AgentClient:
             async for chunk in self._stub.FetchArtifact(request, timeout=_CHUNK_S + artifact.size_bytes / 1e6):
                 _check(chunk, artifact)
                 await asyncio.to_thread(_put, descriptor, chunk.offset, chunk.data)
-        except aio.AioRpcError as error:
+        except (aio.AioRpcError, asyncio.CancelledError) as error:
             raise self._translated(error) from error
+
+    async def check(self) -> tuple[HostFinding, ...]:
+        """What stands in the way of trials there, looked up now."""
+        answer = await self._asked(self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S))
+        return tuple(from_proto(HostFinding, finding) for finding in answer.findings)
 
     async def close(self) -> None:
         """Hang up."""
-        await self._channel.close(None)
+        await self._line.close()
 
     async def _asked(self, call: Awaitable[T]) -> T:
         try:
             return await call
-        except aio.AioRpcError as error:
+        except (aio.AioRpcError, asyncio.CancelledError) as error:
             raise self._translated(error) from error
 
-    def _translated(self, error: aio.AioRpcError) -> FleetError:
+    def _translated(self, error: aio.AioRpcError | asyncio.CancelledError) -> BaseException:
+        """What to raise: gRPC cancels the calls of a channel that is closed, which is no cancel of the task that waits for one."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            return error if task is None or task.cancelling() else HostUnreachable(f"agent at {self.address}: the line was made anew")
         kind = _ERRORS.get(error.code(), Bug)
         return kind(f"agent at {self.address}: {error.details() or error.code().name.lower()}")
 

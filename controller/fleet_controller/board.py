@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from fleet_controller.core.fairness import Account
 from fleet_controller.core.gang import as_one, folded, member_id, place_of, to_end
-from fleet_controller.core.schedule import JobTrials, left_s
+from fleet_controller.core.job import HostChoice
+from fleet_controller.core.plan import placed_on
+from fleet_controller.core.schedule import NotAgain, Start, left_s, not_again
 from fleet_controller.core.state import Attempt, Trial, is_over, job_state
+from fleet_controller.core.waiting import Waiting
+from fleet_controller.queued import Queued
 from fleet_controller.report.values import JobChange, JobDetail, JobSummary, TrialStatus
 from fleet_controller.store.store import JobRow
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial import Outcome, Phase, TrialSpec
 
 
 class JobOnBoard:
@@ -23,14 +28,22 @@ class JobOnBoard:
 
     def __init__(self, row: JobRow, nodes: Iterable[Trial]) -> None:
         self.row = row
+        self.choice = HostChoice.from_json(row.placement)
         self.trials: dict[str, Trial] = {}
-        self.nodes: dict[str, Trial] = {}
+        self.nodes: dict[str, Trial] = {node.spec.trial_id: node for node in nodes}
         self.progress: dict[str, str] = {}  # of the trials that are launching
+        self.active: dict[str, Trial] = {}
+        self.been: set[str] = set()  # hosts that trials of it have
         self.trials_over = 0
+        self.trouble = ""
+        self.may_hold_hopeless = True
         self._left_s: float | None = None
-        self.nodes = {node.spec.trial_id: node for node in nodes}
-        for trial in folded(self.nodes.values()):
+        self._account = Account(row.joined_s, share=self.choice.part)
+        trials = folded(self.nodes.values())
+        self._queued = Queued(trial.spec.trial_id for trial in trials)
+        for trial in trials:
             self._put(trial)
+        self._planned_trial_s = row.planned_s / max(1, -(-len(trials) // max(1, len(self.been))))
 
     def put(self, node: Trial) -> Trial:
         """A trial, or a node of one, as it is now; the trial after it."""
@@ -42,21 +55,65 @@ class JobOnBoard:
         return trial
 
     def _put(self, trial: Trial) -> None:
+        trial_id = trial.spec.trial_id
         if trial.newest is None or trial.newest.phase is not Phase.LAUNCHING:
-            self.progress.pop(trial.spec.trial_id, None)
-        before = self.trials.get(trial.spec.trial_id)
-        self.trials[trial.spec.trial_id] = trial
+            self.progress.pop(trial_id, None)
+        before = self.trials.get(trial_id)
+        self.trials[trial_id] = trial
         was_over = before is not None and is_over(before, self.row.cancelled)
         self.trials_over += is_over(trial, self.row.cancelled) - was_over
         moved_on = before is not None and before.is_active and trial.is_active and before.attempts[:-1] == trial.attempts[:-1]
         if not moved_on:  # a trial began or ended
             self._left_s = None
+            self._began_or_ended(before, trial)
+        if trial.is_active:
+            self.active[trial_id] = trial
+        else:
+            self.active.pop(trial_id, None)
+
+    def _began_or_ended(self, before: Trial | None, trial: Trial) -> None:
+        self._account = self._account.add(before, trial)
+        self.been.update(host for host in trial.hosts if host)
+        if not self.row.cancelled:
+            self._queued.put(trial)
+        if trial.newest is not None and trial.newest.failed_for_good:
+            self.may_hold_hopeless = True
 
     def cancel(self) -> None:
         """Nothing of it starts any more."""
         self.row = replace(self.row, cancelled=True)
+        self._queued.clear()
         self.trials_over = sum(is_over(trial, True) for trial in self.trials.values())
         self._left_s = None
+
+    @property
+    def waiting(self) -> Waiting:
+        """What of it may begin, and whose turn that is."""
+        trial_s = self._account.trial_s(self._planned_trial_s)
+        return Waiting(
+            self.row.job_id,
+            self._queued.pinned,
+            self._queued.waiting,
+            self.choice,
+            frozenset(self.been),
+            self.row.priority,
+            self.had_s,
+            trial_s,
+        )
+
+    @property
+    def had_s(self) -> float:
+        """Host seconds that it counts as having had."""
+        hosts = sum(len(trial.hosts) for trial in self.active.values()) * self.choice.part
+        return self._account.had_s(hosts, self._account.trial_s(self._planned_trial_s))
+
+    def works_elsewhere(self, trial: Trial) -> bool:
+        """The variant of a trial was launched well on another host."""
+        spec = trial.spec
+        return any(
+            other.spec.variant == spec.variant and other.spec.host != spec.host and other.newest and other.newest.outcome is Outcome.OK
+            for other in self.trials.values()
+        )
 
     @property
     def is_over(self) -> bool:
@@ -66,7 +123,7 @@ class JobOnBoard:
     @property
     def summary(self) -> JobSummary:
         """As it is listed."""
-        return _summary(self.row, list(self.trials.values()), self.trials_over)
+        return replace(_summary(self.row, list(self.trials.values()), self.trials_over), trouble=self.trouble)
 
     @property
     def left_s(self) -> float:
@@ -81,11 +138,15 @@ class Board:
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobOnBoard] = {}
+        self._job_of: dict[str, JobOnBoard] = {}  # by trial and node
+        self._active: dict[str, JobOnBoard] = {}  # by trial
         self._changed = asyncio.Event()
 
     def put(self, row: JobRow, trials: Iterable[Trial]) -> None:
         """A job that was submitted, or read from the store."""
-        self.jobs[row.job_id] = JobOnBoard(row, trials)
+        job = self.jobs[row.job_id] = JobOnBoard(row, trials)
+        self._job_of.update(dict.fromkeys(job.nodes, job))
+        self._active.update(dict.fromkeys(job.active, job))
         self.tell()
 
     def change(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
@@ -99,34 +160,68 @@ class Board:
         if progress and not place_of(trial_id)[1]:
             job.progress[trial_id] = progress
         trial = job.put(job.nodes[trial_id].changed(attempt))
+        if trial.is_active:
+            self._active[trial.spec.trial_id] = job
+        else:
+            self._active.pop(trial.spec.trial_id, None)
         self.tell()
         return trial
+
+    def place(self, specs: Iterable[TrialSpec]) -> None:
+        """Trials, each node for itself, that have a host from here on."""
+        for spec in specs:
+            job = self._job_of[spec.trial_id]
+            job.put(replace(job.nodes[spec.trial_id], spec=spec))
+
+    def going_to(self, start: Start) -> list[TrialSpec]:
+        """The trials of the block that a start takes to its hosts, each node for itself."""
+        job = self._job_of[start.trial_id]
+        hosts = (start.host, *(host for _, host in start.members))
+        blocks = (job.trials[trial_id].nodes or (job.trials[trial_id],) for trial_id in start.block)
+        return [placed_on(node.spec, host, job.been) for nodes in blocks for node, host in zip(nodes, hosts, strict=True)]
 
     def cancel(self, job_id: str) -> list[Trial]:
         """Mark the job cancelled; its trials that are active now."""
         job = self.jobs[job_id]
         job.cancel()
         self.tell()
-        return [trial for trial in job.trials.values() if trial.is_active]
+        return list(job.active.values())
 
     def job_of(self, trial_id: str) -> JobOnBoard | None:
         """The job that holds the trial or the node."""
-        return next((job for job in self.jobs.values() if trial_id in job.nodes), None)
+        return self._job_of.get(trial_id)
 
-    def schedulable(self) -> Iterator[JobTrials]:
-        """Open jobs as the scheduler wants them, oldest first."""
-        for job in self.jobs.values():
-            if not job.is_over:
-                yield JobTrials(job.row.job_id, tuple(job.trials.values()), job.row.cancelled)
+    def is_known_over(self, trial_id: str, number: int) -> bool:
+        """The attempt of a trial or node has ended before, or is of no job here."""
+        job = self.job_of(trial_id)
+        return job is None or any(known.number == number and known.is_over for known in job.nodes[trial_id].attempts)
+
+    @property
+    def open_jobs(self) -> Iterator[JobOnBoard]:
+        """Those that are not over, oldest first."""
+        return (job for job in self.jobs.values() if not job.is_over)
+
+    def hopeless(self) -> Iterator[NotAgain]:
+        """Trials that are not to be launched, since their variant failed for good; each job is looked at once after such a failure."""
+        for job in self.open_jobs:
+            if job.may_hold_hopeless and not job.row.cancelled:
+                job.may_hold_hopeless = False
+                yield from not_again(list(job.trials.values()))
+
+    def running(self) -> dict[str, list[Trial]]:
+        """The active trials of each host."""
+        found: dict[str, list[Trial]] = {}
+        for trial_id, job in self._active.items():
+            trial = job.trials[trial_id]
+            for host in trial.hosts:
+                found.setdefault(host, []).append(trial)
+        return found
 
     def active_on(self, host: str) -> list[tuple[JobOnBoard, Trial]]:
         """Attempts begun on that host and not over, each node of a gang for itself."""
-        found = []
-        for job in self.jobs.values():
-            if job.is_over:
-                continue
-            found += [(job, node) for node in job.nodes.values() if node.is_active and node.spec.host == host]
-        return found
+        active = ((job, job.trials[trial_id]) for trial_id, job in self._active.items())
+        nodes = ((job, node) for job, trial in active if host in trial.hosts for node in trial.nodes or (trial,))
+        return [(job, job.nodes[node.spec.trial_id]) for job, node in nodes if node.spec.host == host and node.is_active]
 
     def to_end(self, trial_id: str) -> str:
         """Why a node must end because another one of its server has ended; empty while it may go on."""
@@ -135,8 +230,8 @@ class Board:
 
     def hosts_to_end(self) -> set[str]:
         """Where a node must end because another one has."""
-        trials = (trial for job in self.jobs.values() if not job.is_over for trial in job.trials.values())
-        ends = ((trial, to_end(trial)) for trial in trials if trial.nodes and trial.is_active)
+        trials = (job.trials[trial_id] for trial_id, job in self._active.items())
+        ends = ((trial, to_end(trial)) for trial in trials if trial.nodes)
         return {node.spec.host for trial, end in ends for node in trial.nodes if node.spec.trial_id in end}
 
     def tell(self) -> None:
@@ -174,30 +269,41 @@ def _summary(row: JobRow, trials: list[Trial], trials_over: int) -> JobSummary:
         trials_over=trials_over,
         engine=row.engine,
         time_scale=row.time_scale,
+        priority=row.priority,
     )
 
 
-def detail(row: JobRow, trials: Iterable[Trial]) -> JobDetail:
+def detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDetail:
     """A job with all its trials."""
     trials = folded(trials)
-    return JobDetail(summary(row, trials), tuple(status(trial) for trial in trials), row.yaml)
+    job = replace(summary(row, trials), trouble=trouble)
+    return JobDetail(job, tuple(status(trial, is_cancelled=row.cancelled) for trial in trials), row.yaml)
 
 
-def look(job: JobOnBoard, seen: dict[str, Trial]) -> JobChange:
+Seen = dict[str, tuple[Trial, bool]]  # the trial, and whether its job was cancelled
+
+
+def look(job: JobOnBoard, seen: Seen) -> JobChange:
     """The job now, with the trials that differ from what was `seen`, which is brought up to date."""
-    news = ((trial_id, status(trial)) for trial_id, trial in job.trials.items() if seen.get(trial_id) is not trial)
-    changed = tuple(replace(now, progress=job.progress.get(trial_id, "")) for trial_id, now in news)
-    seen.update(job.trials)
+    cancelled = job.row.cancelled
+    news = [(trial_id, trial) for trial_id, trial in job.trials.items() if not _is_known(seen.get(trial_id), trial, cancelled)]
+    changed = tuple(replace(status(trial, is_cancelled=cancelled), progress=job.progress.get(trial_id, "")) for trial_id, trial in news)
+    seen.update({trial_id: (trial, cancelled) for trial_id, trial in news})
     return JobChange(job.summary, changed, job.left_s)
 
 
-def status(trial: Trial, number: int = 0) -> TrialStatus:
-    """One attempt of a trial, the newest unless `number` says which."""
+def _is_known(seen: tuple[Trial, bool] | None, trial: Trial, cancelled: bool) -> bool:
+    return seen is not None and seen[0] is trial and seen[1] is cancelled
+
+
+def status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -> TrialStatus:
+    """One attempt of a trial, the newest unless `number` says which; `is_cancelled`: its job is, so nothing of it begins any more."""
     spec = trial.spec
     attempt = next((known for known in trial.attempts if known.number == number), trial.newest)
-    base = TrialStatus(spec.trial_id, spec.variant, spec.host, spec.block)
+    base = TrialStatus(spec.trial_id, spec.variant, spec.host, spec.block, nodes=trial.hosts if trial.nodes else ())
     if attempt is None:
-        return base
+        end = replace(base, phase=Phase.OVER, outcome=Outcome.CANCELLED, message="cancelled before it began")
+        return end if is_cancelled else base
     return replace(
         base,
         attempt=attempt.number,

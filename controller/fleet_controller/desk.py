@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,11 +11,13 @@ from typing import TypeVar
 
 from fleet_controller.board import Board, JobOnBoard
 from fleet_controller.core.gang import folded, place_of
+from fleet_controller.core.health import HostRecord
 from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.metrics import HostSeries
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos.events import Event, ServerProgressed
 from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import Artifact
+from fleet_protos.trial import Artifact, TrialSpec
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ class Desk:
     def __init__(self, store: Store, series: RunSeries) -> None:
         self.board = Board()
         self.series = series
+        self.hosts_series = HostSeries(series.registry)
+        self.ended: deque[tuple[str, Attempt]] = deque()  # nodes whose attempts ended, until somebody has weighed them
         self._store = store
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")  # one owner: writes never interleave
 
@@ -48,6 +53,14 @@ class Desk:
         await self.ask(partial(self._store.cancel_job, job_id))
         return self.board.cancel(job_id)
 
+    async def hosts(self) -> list[HostRecord]:
+        """What was decided about hosts."""
+        return await self.ask(self._store.hosts)
+
+    async def save_host(self, record: HostRecord) -> None:
+        """What is decided about a host now."""
+        await self.ask(partial(self._store.save_host, record))
+
     async def find_job(self, start: str) -> JobRow:
         """The job with this id or the only one whose id begins so. Raises ConfigError."""
         return await self.ask(partial(self._store.find_job, start))
@@ -56,9 +69,10 @@ class Desk:
         """An attempt that the controller itself closes."""
         await self.begin([trial_id], attempt)
 
-    async def begin(self, trial_ids: Sequence[str], attempt: Attempt) -> None:
-        """One attempt of each of these nodes: of all of them or of none."""
-        await self.ask(partial(self._store.save_attempt, trial_ids, attempt))
+    async def begin(self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()) -> None:
+        """One attempt of each of these nodes: of all of them or of none. `placed`: nodes that have a host from here on."""
+        await self.ask(partial(self._store.save_attempt, trial_ids, attempt, placed))
+        self.board.place(placed)
         for trial_id in trial_ids:
             self._changed(trial_id, attempt)
 
@@ -88,6 +102,8 @@ class Desk:
         self._disk.shutdown()
 
     def _changed(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
+        if attempt.is_over and not self.board.is_known_over(trial_id, attempt.number):
+            self.ended.append((trial_id, attempt))
         trial = self.board.change(trial_id, attempt, progress)
         if trial is not None and trial.newest is not None:
             self._show(trial.spec.trial_id, trial.newest)

@@ -7,23 +7,28 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fleet_controller.agents import AgentClient
-from fleet_controller.board import closed, detail, look, wait_for
+from fleet_controller.board import Seen, closed, detail, look, wait_for
+from fleet_controller.care import Care
+from fleet_controller.checking import check_lines
 from fleet_controller.core.estimate import estimate
+from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import LOOPBACK
-from fleet_controller.core.plan import make_plan, trial_specs
-from fleet_controller.core.schedule import Start, next_starts, not_again
+from fleet_controller.core.job import HostChoice, Job
+from fleet_controller.core.plan import Plan, make_plan, trial_specs
+from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
 from fleet_controller.reading import StoredJobs
-from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
+from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, NotFound
 from fleet_protos.exposition import RunSeries
 from fleet_protos.trial import TrialSpec
 
@@ -45,12 +50,14 @@ class Fleet:
         self._names: dict[str, HostLine] = {}
         self._lines = [HostLine(agent, self._desk, folder / "artifacts", self._names) for agent in agents]
         self._first_contact_s = first_contact_s
+        self._care = Care(self._desk, lambda: self._lines)
 
     # Work
 
     async def load(self) -> None:
         """Read the jobs that are not over; before `run`, and before anybody asks."""
         await self._desk.load()
+        await self._care.load()
 
     async def expect_agents(self) -> None:
         """The agents were just started: returns when all are connected, or when the time for a first contact is over."""
@@ -65,7 +72,7 @@ class Fleet:
         try:
             async with asyncio.TaskGroup() as tasks:
                 working = [tasks.create_task(line.work()) for line in self._lines]
-                working.append(tasks.create_task(self._keep_starting()))
+                working += [tasks.create_task(work) for work in (self._keep_starting(), self._care.look_again())]
                 await stopping.wait()
                 await self._last_files()
                 for task in working:
@@ -78,15 +85,17 @@ class Fleet:
     async def _keep_starting(self) -> None:
         while True:
             changed = self._desk.board.next_change()
-            connected = [line.host for line in self._lines if line.connected]
             try:
-                for end in not_again(self._desk.board.schedulable()):
+                await self._care.weigh()
+                for end in self._desk.board.hopeless():
                     over = closed(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
                     await self._desk.save(end.trial_id, over)
-                for start in next_starts(self._desk.board.schedulable(), connected, time.time_ns()):
+                waiting = (job.waiting for job in self._desk.board.open_jobs)
+                for start in next_starts(waiting, self._care.hosts(), time.time_ns()):
                     await self._begin(start)
                 for host in self._desk.board.hosts_to_end():
                     self._names[host].give_orders()
+                self._care.tell()
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
                 log.warning("%s", error.message)
             await wait_for(changed, _LOOK_AGAIN_S)
@@ -94,7 +103,7 @@ class Fleet:
     async def _begin(self, start: Start) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
         nodes = ((start.trial_id, start.host), *start.members)
-        await self._desk.begin([trial_id for trial_id, _ in nodes], Attempt(start.attempt))
+        await self._desk.begin([trial_id for trial_id, _ in nodes], Attempt(start.attempt), self._desk.board.going_to(start))
         for _, host in nodes:
             self._names[host].give_orders()
 
@@ -117,9 +126,13 @@ class Fleet:
             raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
         specs = [spec for planned in plan.trials for spec in trial_specs(loaded.job, plan, planned, job_id)]
-        self._refuse_what_cannot_run(specs)
-        self._refuse_what_cannot_meet({(planned.host, *planned.members) for planned in plan.trials})
-        row = _row(job_id, loaded, estimate(plan, loaded.job))
+        self._refuse_what_cannot_run(specs, plan.hosts)
+        self._refuse_what_cannot_meet(_gangs(loaded.job, plan))
+        row = replace(
+            _row(job_id, loaded, estimate(plan, loaded.job)),
+            placement=self._placement(loaded.job.hosts, specs, plan.hosts).to_json(),
+            joined_s=joins_at(job.had_s for job in self._desk.board.open_jobs if job.row.priority == loaded.job.priority),
+        )
         await self._desk.add_job(row, [Trial(spec) for spec in specs])
         return job_id
 
@@ -131,12 +144,14 @@ class Fleet:
         """One job by its id or a unique start of it."""
         row = await self._desk.find_job(job_id)
         on_board = self._desk.board.jobs.get(row.job_id)
-        return detail(on_board.row, on_board.trials.values()) if on_board else await self._stored.job(row.job_id)
+        if on_board is None:
+            return await self._stored.job(row.job_id)
+        return detail(on_board.row, on_board.trials.values(), on_board.trouble)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """What changes, until the job is over."""
         row = await self._desk.find_job(job_id)
-        seen: dict[str, Trial] = {}
+        seen: Seen = {}
         job = self._desk.board.jobs.get(row.job_id)
         if job is None:
             async for change in self._stored.watch(row.job_id):
@@ -163,7 +178,29 @@ class Fleet:
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """All hosts that this controller was given."""
-        return tuple(line.status() for line in self._lines)
+        return tuple(self._care.told(line.status()) for line in self._lines)
+
+    async def drain(self, host: str, reason: str) -> None:
+        """No new trials there; what runs is measured to its end. Raises NotFound."""
+        self._named([host])
+        await self._care.drain(host, reason)
+
+    async def undrain(self, host: str) -> None:
+        """Trials there again, also where failures had set it aside. Raises NotFound."""
+        self._named([host])
+        await self._care.undrain(host)
+
+    async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
+        """What stands in the way on each, all when none is named, as each is ready. Raises NotFound."""
+        async for check in check_lines(self._named(hosts), self._care.record):
+            yield check
+
+    def _named(self, hosts: Sequence[str]) -> list[HostLine]:
+        names = [line.host or line.agent.address for line in self._lines]
+        for host in hosts:
+            if host not in names:
+                raise NotFound(f"there is no host {host}", f"there are: {', '.join(sorted(names))}" if names else "no host is known")
+        return [line for line, name in zip(self._lines, names, strict=True) if not hosts or name in hosts]
 
     async def results(self, job_id: str) -> Results:
         """Every stored run of a job."""
@@ -194,15 +231,21 @@ class Fleet:
             return True
         return bool(connected) and (connected.issuperset(named or ("",)) or all(line.was_tried for line in self._lines))
 
-    def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec]) -> None:
+    def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
         for spec in specs:
-            room = self._names[spec.host].room_for(spec.engine.kind)
-            if spec.engine.gpus > room:
+            rooms = {host: self._names[host].room_for(spec.engine.kind) for host in ([spec.host] if spec.host else hosts)}
+            if spec.engine.gpus > max(rooms.values()):
+                there = ", ".join(f"host {host} has {room}" for host, room in rooms.items())
                 raise ConfigError(
-                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, host {spec.host} has {room}",
+                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, {there}",
                     "lower engine.gpus and the parallel sizes, or choose other hosts",
                 )
 
+    def _placement(self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> HostChoice:
+        """The choice, with the part of a host that a trial takes where others are let in."""
+        largest = max(specs, key=lambda spec: spec.engine.gpus)
+        room = max(self._names[host].room_for(largest.engine.kind) for host in hosts)
+        return replace(choice, part=min(1.0, largest.engine.gpus / room)) if largest.shared and room else choice
 
     def _refuse_what_cannot_meet(self, gangs: Iterable[Sequence[str]]) -> None:
         """The members of a gang connect to its lead, so what is known of it must lead there."""
@@ -215,10 +258,19 @@ class Fleet:
                 )
 
 
+def _gangs(job: Job, plan: Plan) -> set[tuple[str, ...]]:
+    """Hosts of one server, the one where they meet first: as planned, or any of them first where a block may go to any."""
+    if job.hosts.every_host:
+        return {(planned.host, *planned.members) for planned in plan.trials}
+    nodes = max(job.engine.gang.nodes, 1)
+    return {(lead, *(host for host in plan.hosts if host != lead)) if nodes > 1 else (lead,) for lead in plan.hosts}
+
+
 def _row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
     engine = loaded.job.engine
     kind = engine.kind.name.lower()
     time_scale = engine.simulation.time_scale if kind == "simulated" else 1.0
-    return JobRow(job_id, loaded.job.name, loaded.text, loaded.file_name, time.time_ns(), kind, time_scale, planned_s)
+    row = JobRow(job_id, loaded.job.name, loaded.text, loaded.file_name, time.time_ns(), kind, time_scale, planned_s)
+    return replace(row, priority=loaded.job.priority)
 
 

@@ -64,6 +64,11 @@ class HostLine:
         """It is connected, or what stands in the way is known."""
         return self.connected or bool(self.trouble)
 
+    @property
+    def takes_no_trials(self) -> str:
+        """Why it takes none though it answers; empty when it does."""
+        return "it serves load only" if self._info.load_only else self._info.takes_no_trials
+
     def room_for(self, kind: EngineKind) -> int:
         """GPUs that servers of this kind may use here."""
         return {EngineKind.SGLANG: self._info.gpus, EngineKind.SIMULATED: self._info.simulated_gpus}.get(kind, 0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from fleet_controller.board import detail, status, summary
-from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.store.store import Store
 from fleet_protos.errors import HostUnreachable, NotFound
 
@@ -34,6 +34,19 @@ class StoredJobs:
     async def hosts(self) -> tuple[HostStatus, ...]:
         """Needs a controller. Raises HostUnreachable."""
         raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+
+    async def drain(self, host: str, reason: str) -> None:
+        """Needs a controller. Raises HostUnreachable."""
+        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+
+    async def undrain(self, host: str) -> None:
+        """Needs a controller. Raises HostUnreachable."""
+        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+
+    async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
+        """Needs a controller. Raises HostUnreachable."""
+        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        yield HostCheck()
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """All jobs, the newest first."""

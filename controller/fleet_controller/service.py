@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -13,7 +13,9 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 
 from fleet_controller.report.values import Controller
 from fleet_protos.codec import to_proto
+from fleet_protos.door import Door
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
+from fleet_protos.identity import Role, TlsFiles
 from fleet_protos.sockets import bind
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
@@ -105,29 +107,44 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     async def DrainHost(self, request: pb.DrainHostRequest, context: Context) -> pb.DrainHostResponse:
         """No new trials on a host."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "hosts are not drained yet")
+        try:
+            await self._controller.drain(request.host, request.reason)
+        except FleetError as error:
+            await _refuse(context, error)
+        return pb.DrainHostResponse()
 
     async def UndrainHost(self, request: pb.UndrainHostRequest, context: Context) -> pb.UndrainHostResponse:
         """Trials on a host again."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "hosts are not drained yet")
+        try:
+            await self._controller.undrain(request.host)
+        except FleetError as error:
+            await _refuse(context, error)
+        return pb.UndrainHostResponse()
 
     async def CheckHosts(self, request: pb.CheckHostsRequest, context: Context) -> AsyncIterator[pb.CheckHostsResponse]:
-        """What stands in the way on each host."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "hosts are not checked yet")
-        yield pb.CheckHostsResponse()
+        """What stands in the way on each host, as each is ready."""
+        try:
+            async for check in self._controller.check_hosts(tuple(request.hosts)):
+                yield to_proto(check, pb.CheckHostsResponse())
+        except FleetError as error:
+            await _refuse(context, error)
 
 
 @asynccontextmanager
-async def serving(controller: Controller, address: str) -> AsyncIterator[str]:
-    """Serve it at `address` while inside, with the standard health service; yields the address with its real port."""
+async def serving(controller: Controller, address: str, outside: str = "", tls: TlsFiles | None = None) -> AsyncIterator[str]:
+    """Serve it at `address` while inside, with the standard health service, and through a TLS door at `outside` too when there is one.
+
+    Yields the address, the outer one where there is one, with its real port. Raises ConfigError, Conflict.
+    """
     server = aio.server(options=_OPTIONS)
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(controller), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    bound = bind(server, address)
-    await server.start()
-    try:
+    async with AsyncExitStack() as stack:
+        bound = bind(server, address)
+        if tls is not None:
+            bound = await stack.enter_async_context(Door(outside, bound, tls, frozenset({Role.USER, Role.CONTROLLER})).opened())
+        await server.start()
+        stack.push_async_callback(server.stop, grace=1.0)
         yield bound
-    finally:
-        await server.stop(grace=1.0)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fleet_controller.core.gang import as_one, folded, hold_limit_s, meeting_host, member_id, member_specs, place_of, placed, to_end
 from fleet_controller.core.plan import make_plan, trial_specs
-from fleet_controller.core.schedule import JobTrials, Start, next_starts
+from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial, job_state
+from fleet_controller.core.waiting import Host, waiting_of
 from fleet_controller.spec.load import load_job
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import EngineSpec, Gang, Measure, Outcome, Phase, TrialSpec, Workload
@@ -124,7 +125,9 @@ def test_all_nodes_of_an_attempt_meet_at_one_place_and_a_retry_at_another() -> N
 
 
 def starts(*trials: Trial, connected: str = "abc") -> list[Start]:
-    return list(next_starts([JobTrials("j", trials)], connected, NOW_NS))
+    busy = {host for trial in trials if trial.is_active for host in trial.hosts}
+    hosts = [Host(name, closed_for="" if name in connected else "away", running=name in busy) for name in "abc"]
+    return list(next_starts([waiting_of("j", trials[:1]), waiting_of("k", trials[1:])], hosts, NOW_NS))
 
 
 def single(name: str, host: str, *attempts: Attempt) -> Trial:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.core.plan import make_plan, trial_spec
+from fleet_controller.core.plan import make_plan, placed_on, trial_spec
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
 
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", python="p", args={"tp_size": 8})
@@ -32,10 +32,11 @@ def test_the_first_trial_of_each_variant_on_each_host_has_a_witness(mode: str) -
     assert sorted(witnessed) == [(host, variant, 1) for host in ("h1", "h2") for variant in ("nccl=default", "nccl=tuned")]
 
 
-def test_a_host_whose_first_block_is_a_later_one_has_its_witnesses_there() -> None:
-    job = replace(JOB, hosts=HostChoice(every_host=False))
-    witnessed = {(spec.host, spec.block) for spec in specs(job, "h1", "h2") if spec.witness}
-    assert witnessed == {("h1", 1), ("h2", 2)}
+def test_a_block_that_may_go_anywhere_has_its_witnesses_where_the_job_has_not_been() -> None:
+    movable = specs(replace(JOB, hosts=HostChoice(every_host=False)), "h1", "h2")
+    assert {(spec.host, spec.witness) for spec in movable} == {("", True)}
+    assert placed_on(movable[0], "h2", been={"h1"}) == replace(movable[0], host="h2")
+    assert placed_on(movable[0], "h1", been={"h1"}) == replace(movable[0], host="h1", witness=False)
 
 
 @pytest.mark.parametrize("mode", ["timed", "off"])

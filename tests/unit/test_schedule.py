@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.core.schedule import JobTrials, NotAgain, Start, left_s, next_starts, not_again
+from fleet_controller.core.schedule import NotAgain, Start, left_s, next_starts, not_again
 from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.waiting import Host, waiting_of
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, TrialSpec
 
@@ -22,54 +25,71 @@ def trial(name: str, host: str = "a", *attempts: Attempt) -> Trial:
     return Trial(TrialSpec(trial_id=name, host=host), attempts)
 
 
-def starts(*jobs: JobTrials, connected: tuple[str, ...] = ("a", "b"), now_ns: int = 10**12) -> list[Start]:
-    return list(next_starts(jobs, connected, now_ns))
+@dataclass(frozen=True)
+class Job:
+    """A job as the board would show it: its trials, and whether it was cancelled."""
+
+    job_id: str
+    trials: Sequence[Trial]
+    cancelled: bool = False
+
+
+def hosts_of(jobs: Iterable[Job], connected: Iterable[str]) -> list[Host]:
+    """What the hosts have to do for these jobs; those that are not connected are away."""
+    running = Counter(host for job in jobs for trial in job.trials if trial.is_active for host in trial.hosts)
+    named = {host for job in jobs for trial in job.trials for host in trial.hosts} | set(connected)
+    return [Host(name, closed_for="" if name in connected else "away", running=running[name]) for name in sorted(named)]
+
+
+def starts(*jobs: Job, connected: tuple[str, ...] = ("a", "b"), now_ns: int = 10**12) -> list[Start]:
+    waiting = [waiting_of(job.job_id, [] if job.cancelled else job.trials) for job in jobs]
+    return list(next_starts(waiting, hosts_of(jobs, connected), now_ns))
 
 
 def test_each_free_host_begins_its_first_waiting_trial_in_plan_order() -> None:
-    job = JobTrials("j", [trial("1", "a", OK), trial("2", "a"), trial("3", "b"), trial("4", "b")])
+    job = Job("j", [trial("1", "a", OK), trial("2", "a"), trial("3", "b"), trial("4", "b")])
     assert starts(job) == [Start("2", 1, "a"), Start("3", 1, "b")]
 
 
 def test_a_host_with_an_active_trial_begins_nothing() -> None:
-    job = JobTrials("j", [trial("1", "a", Attempt(1, phase=Phase.MEASURING)), trial("2", "a")])
+    job = Job("j", [trial("1", "a", Attempt(1, phase=Phase.MEASURING)), trial("2", "a")])
     assert starts(job) == []
 
 
 def test_an_active_trial_of_another_job_keeps_the_host_busy() -> None:
-    other = JobTrials("old", [trial("0", "a", Attempt(1, phase=Phase.STOPPING))], cancelled=True)
-    assert starts(other, JobTrials("j", [trial("1", "a")])) == []
+    other = Job("old", [trial("0", "a", Attempt(1, phase=Phase.STOPPING))], cancelled=True)
+    assert starts(other, Job("j", [trial("1", "a")])) == []
 
 
 def test_an_unreachable_host_begins_nothing() -> None:
-    assert starts(JobTrials("j", [trial("1", "a")]), connected=("b",)) == []
+    assert starts(Job("j", [trial("1", "a")]), connected=("b",)) == []
 
 
 def test_the_older_job_goes_first() -> None:
-    assert starts(JobTrials("old", [trial("1")]), JobTrials("new", [trial("2")])) == [Start("1", 1, "a")]
+    assert starts(Job("old", [trial("1")]), Job("new", [trial("2")])) == [Start("1", 1, "a")]
 
 
 def test_a_cancelled_job_begins_nothing() -> None:
-    assert starts(JobTrials("j", [trial("1")], cancelled=True)) == []
+    assert starts(Job("j", [trial("1")], cancelled=True)) == []
 
 
 def test_a_retry_is_a_new_attempt_and_keeps_its_place() -> None:
-    job = JobTrials("j", [trial("1", "a", EXITED), trial("2", "a")])
+    job = Job("j", [trial("1", "a", EXITED), trial("2", "a")])
     assert starts(job) == [Start("1", 2, "a")]
 
 
 def test_a_retry_waits_for_its_pause_and_lets_another_go_first() -> None:
-    job = JobTrials("j", [trial("1", "a", EXITED), trial("2", "a")])
+    job = Job("j", [trial("1", "a", EXITED), trial("2", "a")])
     assert starts(job, now_ns=1_500_000_000) == [Start("2", 1, "a")]
 
 
 def test_a_host_whose_clock_is_ahead_is_not_paused_until_ours_catches_up() -> None:
-    job = JobTrials("j", [trial("1", "a", replace(EXITED, ended_unix_ns=3_600_000_000_000))])
+    job = Job("j", [trial("1", "a", replace(EXITED, ended_unix_ns=3_600_000_000_000))])
     assert starts(job, now_ns=1_000_000_000) == [Start("1", 2, "a")]
 
 
 def test_what_is_not_retried_is_not_begun_again() -> None:
-    assert starts(JobTrials("j", [trial("1", "a", OOM)])) == []
+    assert starts(Job("j", [trial("1", "a", OOM)])) == []
 
 
 def test_time_left_is_the_median_trial_times_the_longest_queue() -> None:
@@ -88,7 +108,7 @@ def test_no_host_ever_has_two_trials_and_no_trial_is_begun_twice(drawn: list, co
         trial(str(number), host, *(replace(attempt, number=at) for at, attempt in enumerate(attempts, 1)))
         for number, (host, attempts) in enumerate(drawn)
     ]
-    begun = next_starts([JobTrials("j", trials)], connected, 10**12)
+    begun = starts(Job("j", trials), connected=tuple(connected))
     assert len({start.host for start in begun}) == len(begun)
     busy = {entry.spec.host for entry in trials if entry.is_active}
     assert all(start.host in connected and start.host not in busy for start in begun)
@@ -106,12 +126,12 @@ def of_variant(name: str, variant: str, *attempts: Attempt, host: str = "a", blo
 def test_a_variant_that_failed_for_good_is_not_launched_again_on_that_host(kind: ErrorKind) -> None:
     failed = replace(EXITED, kind=kind, failure_class="too_bad", message="launching: no room")
     others = (of_variant("3", "x", host="b"), of_variant("4", "y"))
-    job = JobTrials("j", [of_variant("1", "x", failed), of_variant("2", "x", block=2), *others])
-    assert not_again([job]) == (NotAgain("2", kind, "too_bad", "not launched again: 1 of block 1 failed, launching: no room"),)
+    job = Job("j", [of_variant("1", "x", failed), of_variant("2", "x", block=2), *others])
+    assert not_again(job.trials) == (NotAgain("2", kind, "too_bad", "not launched again: 1 of block 1 failed, launching: no room"),)
 
 
 def test_a_launch_that_a_gate_voided_is_not_made_again() -> None:
-    assert [end.failure_class for end in not_again([JobTrials("j", [of_variant("1", "x", VOIDED), of_variant("2", "x")])])] == [
+    assert [end.failure_class for end in not_again([of_variant("1", "x", VOIDED), of_variant("2", "x")])] == [
         "env_not_effective"
     ]
 
@@ -122,11 +142,10 @@ def test_a_launch_that_a_gate_voided_is_not_made_again() -> None:
     ids=["void runs", "exited", "restarted", "ok", "running"],
 )
 def test_what_may_end_otherwise_is_launched_again(ended: Attempt) -> None:
-    assert not_again([JobTrials("j", [of_variant("1", "x", ended), of_variant("2", "x")])]) == ()
+    assert not_again([of_variant("1", "x", ended), of_variant("2", "x")]) == ()
 
 
-def test_only_trials_that_were_never_begun_are_closed_and_none_of_a_cancelled_job() -> None:
+def test_only_trials_that_were_never_begun_are_closed() -> None:
     failed = replace(EXITED, kind=ErrorKind.CONFIG)
     trials = [of_variant("1", "x", failed), of_variant("2", "x", Attempt(1, phase=Phase.MEASURING)), of_variant("3", "x", EXITED)]
-    assert not_again([JobTrials("j", trials)]) == ()
-    assert not_again([JobTrials("j", [of_variant("1", "x", failed), of_variant("2", "x")], cancelled=True)]) == ()
+    assert not_again(trials) == ()

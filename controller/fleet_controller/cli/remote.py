@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TypeVar
 
 import grpc
 from grpc import aio
 
-from fleet_controller.report.values import HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 
 _TIMEOUT_S = 30.0
+_CHECK_S = 300.0  # of many hosts, each within its own limit
 _LARGEST_MESSAGE_BYTES = 256 << 20
 _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
@@ -75,6 +76,22 @@ class RemoteController:
         """See `Controller`."""
         answer = await self._asked(self._stub.ListHosts(pb.ListHostsRequest(), timeout=_TIMEOUT_S))
         return tuple(from_proto(HostStatus, host) for host in answer.hosts)
+
+    async def drain(self, host: str, reason: str) -> None:
+        """See `Controller`."""
+        await self._asked(self._stub.DrainHost(pb.DrainHostRequest(host=host, reason=reason), timeout=_TIMEOUT_S))
+
+    async def undrain(self, host: str) -> None:
+        """See `Controller`."""
+        await self._asked(self._stub.UndrainHost(pb.UndrainHostRequest(host=host), timeout=_TIMEOUT_S))
+
+    async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
+        """See `Controller`."""
+        try:
+            async for check in self._stub.CheckHosts(pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_S):
+                yield from_proto(HostCheck, check)
+        except aio.AioRpcError as error:
+            raise self._translated(error) from error
 
     async def results(self, job_id: str) -> Results:
         """See `Controller`."""

@@ -22,12 +22,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its trials let others in beside them."""
+    """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its trials let others in beside them.
+
+    `part`: how much of a host one of its trials takes, for the sharing of time; 1 unless others are let in.
+    """
 
     names: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     every_host: bool = True
     share: bool = False
+    part: float = 1.0
 
     def to_json(self) -> str:
         """As the store keeps it."""

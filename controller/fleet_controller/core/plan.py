@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,7 +102,7 @@ def make_plan(job: Job, hosts: Sequence[str]) -> Plan:
     """Every variant once in each block, in an order drawn from the seed; the plan's findings say why it would be refused.
 
     The order of a block is that of the SHA-256 of seed, host, block and variant, so it can be redrawn in any language and does
-    not change when another variant is added.
+    not change when another variant is added. No host is in it where any may take the block; the plan then shows one in turn.
     """
     hosts = tuple(dict.fromkeys(hosts))
     variants = make_variants(job)
@@ -131,7 +131,7 @@ def _trials(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iter
         order = itertools.count(1)
         for block in range(1, blocks_of(job) + 1):
             if job.hosts.every_host or (block - 1) % len(gangs) == position:
-                for variant in _block_order(job.measure.seed, host, block, variants):
+                for variant in _block_order(job.measure.seed, host if job.hosts.every_host else "", block, variants):
                     yield PlannedTrial(host, block, next(order), variant, tuple(members))
 
 
@@ -255,10 +255,13 @@ def _gang_findings(job: Job, hosts: Sequence[str], gangs: Sequence[tuple[str, ..
         yield job.finding("hosts_left_over", WARNING, "engine.nodes", message, f"choose a multiple of {nodes} hosts")
 
 
-def trial_id(job_id: str, plan: Plan, planned: PlannedTrial) -> str:
-    """`JOB-b2-v3`, with the host where there are several; safe as the name of a folder."""
+def trial_id(job_id: str, plan: Plan, planned: PlannedTrial, is_movable: bool = False) -> str:
+    """`JOB-b2-v3`, with the host where each block is done on several; safe as the name of a folder.
+
+    A block that may go to any host is done once, so block and variant name the trial wherever it goes.
+    """
     base = f"{job_id}-b{planned.block}-v{planned.variant.index}"
-    return base if len(plan.hosts) < 2 else f"{base}-{_safe(planned.host)}"
+    return base if len(plan.hosts) < 2 or is_movable else f"{base}-{_safe(planned.host)}"
 
 
 def _safe(host: str) -> str:
@@ -267,7 +270,10 @@ def _safe(host: str) -> str:
 
 
 def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
-    """True for the first trial of each variant on each host, where the job's mode of proof asks for it. A gang has none."""
+    """True for the first trial of each variant on each host, where the job's mode of proof asks for it. A gang has none.
+
+    Of a block that may go to any host: as if each went where the plan has it.
+    """
     if planned.members:
         return False
     first = 1 if job.hosts.every_host else plan.hosts.index(planned.host) + 1
@@ -275,20 +281,25 @@ def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
 
 
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
-    """What an agent needs to carry out `planned`; `attempt` counts from 1. Of a gang it is the lead's; `member_specs` gives the others."""
+    """What an agent needs to carry out `planned`; `attempt` counts from 1. Of a gang it is the lead's; `member_specs` gives the others.
+
+    Without a host where any may take the block: `placed_on` gives it one when it begins.
+    """
+    is_movable = not job.hosts.every_host
     spec = TrialSpec(
-        trial_id=trial_id(job_id, plan, planned),
+        trial_id=trial_id(job_id, plan, planned, is_movable),
         attempt=attempt,
         job_id=job_id,
         job_name=job.name,
         variant=planned.variant.name,
         levels=planned.variant.levels,
         block=planned.block,
-        host=planned.host,
+        host="" if is_movable else planned.host,
         engine=planned.variant.engine,
         workloads=job.workloads,
         measure=job.measure,
-        witness=has_witness(job, plan, planned),
+        witness=wants_witness(job, planned.variant.engine) and not planned.members if is_movable else has_witness(job, plan, planned),
+        shared=job.hosts.share and planned.variant.engine.gpus > 0,
     )
     if not planned.members:
         return spec
@@ -299,4 +310,9 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
 def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tuple[TrialSpec, ...]:
     """The first attempt as each of its hosts carries it out, the one that serves first."""
     lead = trial_spec(job, plan, planned, 1, job_id)
-    return (lead, *member_specs(lead, planned.members))
+    return (lead, *member_specs(lead, planned.members if lead.host else [""] * len(planned.members)))
+
+
+def placed_on(spec: TrialSpec, host: str, been: Container[str]) -> TrialSpec:
+    """A trial of a block that goes to `host`; its witness only where no other block of the job has been."""
+    return replace(spec, host=host, witness=spec.witness and host not in been)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet_controller.core.job import HostChoice
 from fleet_controller.core.retry import rule_for
 from fleet_controller.core.state import Trial
+from fleet_controller.core.waiting import Block, Host, Waiting
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class JobTrials:
-    """The trials of one job in plan order."""
-
-    job_id: str
-    trials: Sequence[Trial]
-    cancelled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
-    """Begin this attempt of this trial on its host, and together with it that of each other node: (trial id, host)."""
+    """Begin this attempt of this trial on its host, and together with it that of each other node: (trial id, host).
+
+    `block`: the trials that go to these hosts from here on, this one among them; empty when they are there already.
+    """
 
     trial_id: str
     attempt: int
     host: str
     members: tuple[tuple[str, str], ...] = ()
+    block: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,12 @@ class NotAgain:
     message: str
 
 
-def not_again(jobs: Iterable[JobTrials]) -> tuple[NotAgain, ...]:
-    """The trials to close unlaunched, since their variant failed for good on their host in another block."""
-    return tuple(closure for job in jobs if not job.cancelled for closure in _not_again(job.trials))
+def not_again(trials: Sequence[Trial]) -> tuple[NotAgain, ...]:
+    """The trials of a job to close unlaunched: their variant failed for good in another block on their host.
+
+    For a block that may still go to any host, a variant that failed there counts, unless only that host was to blame.
+    """
+    return tuple(_not_again(trials))
 
 
 def _not_again(trials: Sequence[Trial]) -> Iterator[NotAgain]:
@@ -50,6 +53,8 @@ def _not_again(trials: Sequence[Trial]) -> Iterator[NotAgain]:
     for trial in trials:
         if trial.newest is not None and trial.newest.failed_for_good:
             hopeless.setdefault((trial.spec.host, trial.spec.variant), trial)
+            if trial.newest.kind is not ErrorKind.DEPLOY_FAILED:
+                hopeless.setdefault(("", trial.spec.variant), trial)
     for trial in trials if hopeless else ():
         cause = hopeless.get((trial.spec.host, trial.spec.variant))
         if cause is not None and cause.newest is not None and not trial.attempts:
@@ -58,25 +63,136 @@ def _not_again(trials: Sequence[Trial]) -> Iterator[NotAgain]:
             yield NotAgain(trial.spec.trial_id, why.kind, why.failure_class, message)
 
 
-def next_starts(jobs: Iterable[JobTrials], connected: Iterable[str], now_unix_ns: int) -> tuple[Start, ...]:
-    """What to begin now: at most one on each connected host that has nothing active. `jobs` are oldest first.
+def next_starts(jobs: Iterable[Waiting], hosts: Iterable[Host], now_unix_ns: int) -> tuple[Start, ...]:
+    """What to begin now on hosts that are open, `jobs` oldest first: by priority, then by who has had least host time, then by age.
 
-    A second trial would share the host's CPUs and links and so disturb the first one's numbers, even on other GPUs. A server over several
-    hosts begins when all are free; until then it keeps those that are, so that no flow of smaller trials holds it up for ever.
+    One trial a host: a second one would share its CPUs and links and so disturb the first one's numbers, even on other GPUs. Only trials
+    that let others in meet on a host. A trial whose turn it is keeps the hosts that it waits for from jobs behind it: a gang those that
+    are free until the rest is, one that wants a host alone the host that others share. Hosts that are closed are waited for by nobody.
     """
-    jobs, connected = list(jobs), set(connected)
-    free = connected - {host for job in jobs for trial in job.trials if trial.is_active for host in trial.hosts}
-    starts = []
-    for trial in _waiting(jobs):
-        hosts = set(trial.hosts)
-        if not free:
-            break
-        if free.isdisjoint(hosts) or not connected.issuperset(hosts) or pause_left_s(trial, now_unix_ns) > 0:
+    room = _Room(hosts)
+    if not room.open:
+        return ()
+    turns = [(-job.priority, job.had_s, place, job, _offers(job, room, now_unix_ns)) for place, job in enumerate(jobs) if not job.is_empty]
+    heapq.heapify(turns)
+    starts: list[Start] = []
+    while turns and room.open:
+        urgency, had_s, place, job, offers = turns[0]
+        offer = next(offers, None)
+        if offer is None:
+            heapq.heappop(turns)
             continue
-        if free.issuperset(hosts):
-            starts.append(_start(trial))
-        free -= hosts
+        start, trial = offer
+        taken = (start.host, *(host for _, host in start.members))
+        for host in taken:
+            room.take(host, trial)
+        starts.append(start)
+        heapq.heapreplace(turns, (urgency, had_s + job.trial_s * len(taken), place, job, offers))
     return tuple(starts)
+
+
+_Offer = tuple[Start, Trial]
+
+
+class _Room:
+    """What is left to give away while one decision is made. `open`: hosts that may take something, by name."""
+
+    def __init__(self, hosts: Iterable[Host]) -> None:
+        self.known = {host.name: host for host in hosts}
+        there = (host for host in self.known.values() if not host.closed_for and (not host.running or host.lets_in))
+        self.open: dict[str, bool] = {host.name: not host.running for host in sorted(there, key=lambda host: host.name)}  # True: empty
+        self._taken: dict[str, int] = {}
+
+    def is_up(self, host: str) -> bool:
+        """It takes trials, now or when it is free again."""
+        known = self.known.get(host)
+        return known is not None and not known.closed_for
+
+    def fits(self, host: str, trial: Trial) -> bool:
+        """The trial could begin there now."""
+        is_empty = self.open.get(host)
+        if is_empty is None or not (is_empty or trial.spec.shared):
+            return False
+        if not trial.spec.shared or (is_empty and not _is_large_enough(self.known[host], trial)):  # the latter is told at its start
+            return True
+        left = self.known[host].free_gpus.get(trial.spec.engine.kind, math.inf) - self._taken.get(host, 0)
+        return trial.spec.engine.gpus <= left
+
+    def able(self, choice: HostChoice, trial: Trial) -> list[str]:
+        """Hosts that match and could take the trial once they are free, by name."""
+        return [
+            name for name, host in self.known.items()
+            if not host.closed_for and choice.takes(name, host.labels) and _is_large_enough(host, trial)
+        ]  # fmt: skip
+
+    def take(self, host: str, trial: Trial) -> None:
+        """The trial begins there."""
+        if trial.spec.shared:
+            self.open[host] = False
+            self._taken[host] = self._taken.get(host, 0) + trial.spec.engine.gpus
+        else:
+            del self.open[host]
+
+    def keep(self, hosts: Iterable[str]) -> None:
+        """Nobody behind gets these: who waits for them is before all others."""
+        for host in hosts:
+            self.open.pop(host, None)
+
+
+def _offers(job: Waiting, room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
+    """What the job could begin, one after the other; each holds at the moment when it is asked for."""
+    if any(trials[0].nodes for trials in itertools.islice(job.pinned.values(), 1)):
+        yield from _gangs(job.pinned, room, now_unix_ns)
+    else:
+        for host in list(room.open):
+            yield from _on_host(host, job.pinned.get(host, ()), room, now_unix_ns)
+    for block in job.blocks:
+        offer = _block(job, block, room)
+        if offer is None:  # nor is there room for another one
+            return
+        yield offer
+
+
+def _on_host(host: str, trials: Sequence[Trial], room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
+    for trial in trials:
+        if host not in room.open:
+            return
+        if pause_left_s(trial, now_unix_ns) > 0:
+            continue
+        if not room.fits(host, trial):
+            room.keep([host])
+            return
+        yield _start(trial), trial
+
+
+def _gangs(pinned: Mapping[str, Sequence[Trial]], room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
+    for trials in pinned.values():
+        trial = next((trial for trial in trials if pause_left_s(trial, now_unix_ns) <= 0), None)
+        if trial is None or not all(map(room.is_up, trial.hosts)):
+            continue
+        if all(room.fits(host, trial) for host in trial.hosts):
+            yield _start(trial), trial
+        else:
+            room.keep(trial.hosts)
+
+
+def _block(job: Waiting, block: Block, room: _Room) -> _Offer | None:
+    """The first trial of a block that no host has begun: on hosts where others of the job were, else by name."""
+    largest, nodes = max(block, key=lambda trial: trial.spec.engine.gpus), len(block[0].hosts)
+    if not room.open:
+        return None
+    able = room.able(job.choice, largest)
+    now = [host for host in able if room.fits(host, largest)]
+    if len(now) < nodes:
+        room.keep([host for host in able if host in room.open][:nodes] if len(able) >= nodes else ())
+        return None
+    lead, *others = sorted(now, key=lambda host: (host not in job.been, host))[:nodes]
+    members = tuple((node.spec.trial_id, host) for node, host in zip(block[0].nodes[1:], others, strict=True))
+    return Start(block[0].spec.trial_id, 1, lead, members, tuple(trial.spec.trial_id for trial in block)), block[0]
+
+
+def _is_large_enough(host: Host, trial: Trial) -> bool:
+    return trial.spec.engine.gpus <= host.gpus.get(trial.spec.engine.kind, math.inf)
 
 
 def _start(trial: Trial) -> Start:
@@ -97,7 +213,7 @@ def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
 def left_s(trials: Sequence[Trial], planned_s: float) -> float:
     """Wall seconds that a job's trials still need: the median of its finished attempts for each trial left, hosts side by side.
 
-    Before one has finished: `planned_s`, the plan's guess.
+    Before one has finished: `planned_s`, the plan's guess. Blocks that no host has begun are shared by those where others of the job were.
     """
     took_s = sorted(
         (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9
@@ -111,10 +227,6 @@ def left_s(trials: Sequence[Trial], planned_s: float) -> float:
     for trial in trials:
         if trial.is_active or trial.may_start:
             waiting[trial.spec.host] = waiting.get(trial.spec.host, 0) + 1
-    return took_s[len(took_s) // 2] * max(waiting.values(), default=0)
-
-
-def _waiting(jobs: Sequence[JobTrials]) -> Iterator[Trial]:
-    for job in jobs:
-        if not job.cancelled:
-            yield from (trial for trial in job.trials if trial.may_start)
+    floating = waiting.pop("", 0)
+    hosts = len({trial.spec.host for trial in trials if trial.spec.host}) or 1
+    return took_s[len(took_s) // 2] * max(max(waiting.values(), default=0), -(-sum((*waiting.values(), floating)) // hosts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,7 @@ class JobSummary:
     engine: str = ""
     time_scale: float = 1.0
     priority: int = 0
+    trouble: str = ""  # what keeps it from coming on now, such as a host that is drained; empty = nothing known
 
     @property
     def is_over(self) -> bool:
@@ -47,6 +48,7 @@ class TrialStatus:
     message: str = ""
     runs: int = 0
     progress: str = ""
+    nodes: tuple[str, ...] = ()  # hosts of a server over several, the one that serves first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,26 @@ class HostStatus:
     active_trial: str = ""
     load_only: bool = False
     cost_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """One thing that a look at a host tells. `severity`: error (it stands in the way of every trial), warning or info."""
+
+    code: str = ""
+    severity: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCheck:
+    """The answer of one host, or that it gave none."""
+
+    host: str = ""
+    reached: bool = False
+    findings: tuple[HostFinding, ...] = ()
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +155,18 @@ class Controller(Protocol):
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """All hosts that the controller knows."""
+        ...
+
+    async def drain(self, host: str, reason: str) -> None:
+        """No new trials on a host; what runs is measured to its end. Raises NotFound."""
+        ...
+
+    async def undrain(self, host: str) -> None:
+        """Trials on a host again, also where failures had set it aside. Raises NotFound."""
+        ...
+
+    def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
+        """What stands in the way on each of the hosts, all when none is named, as each is ready. Raises NotFound."""
         ...
 
     async def results(self, job_id: str) -> Results:

@@ -39,7 +39,8 @@ def resolve(file: models.JobFile, document: Document) -> Job:
         launches=file.measure.launches,
         margin=file.measure.margin,
         gpus=file.engine.gpus,
-        hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host"),
+        priority=file.priority,
+        hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host", file.hosts.share),
         file=document.file,
         places={dotted(path): document.place(path) for path in document.keys},
     )

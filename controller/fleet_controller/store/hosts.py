@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+
+from sqlalchemy import RowMapping
 
 from fleet_controller.core.health import Failed, HostRecord
 
@@ -17,6 +18,6 @@ def host_columns(record: HostRecord) -> dict[str, Any]:
     return {name: value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for name, value in row.items()}
 
 
-def host_of(row: Mapping[str, Any]) -> HostRecord:
+def host_of(row: RowMapping) -> HostRecord:
     """The record of a row."""
     return HostRecord(**{**row, "failures": tuple(Failed(**failed) for failed in json.loads(row["failures"]))})

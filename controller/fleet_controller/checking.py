@@ -1,0 +1,81 @@
+"""Owns the look at many hosts at once: each asked side by side, each answer with what the controller itself knows. Changes no host."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from fleet_controller.core.health import HostRecord
+from fleet_controller.host import HostLine
+from fleet_controller.report.values import HostCheck, HostFinding
+from fleet_protos import __version__
+from fleet_protos.errors import FleetError
+
+_AT_ONCE = 64
+_CLOCK_APART_S = 5.0
+_EXPIRES_SOON_S = 30 * 86_400
+
+
+async def check_lines(lines: Sequence[HostLine], record_of: Callable[[str], HostRecord]) -> AsyncIterator[HostCheck]:
+    """One answer a host, as each is ready."""
+    answers: asyncio.Queue[HostCheck] = asyncio.Queue()
+    turn = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(line: HostLine) -> None:
+        async with turn:
+            found = await check_line(line)
+        answers.put_nowait(replace(found, findings=(*found.findings, *of_record(record_of(line.host)))))
+
+    async with asyncio.TaskGroup() as tasks:
+        for line in lines:
+            tasks.create_task(ask(line))
+        for _ in lines:
+            yield await answers.get()
+
+
+async def check_line(line: HostLine) -> HostCheck:
+    """What one host finds about itself, and what shows from here."""
+    began_s = time.monotonic()
+    name = line.host or line.agent.address
+    try:
+        found = await line.agent.check()
+    except FleetError as error:
+        wrong = HostFinding("not_reached", "error", error.message, error.hint)
+        return HostCheck(name, False, (wrong,), time.monotonic() - began_s)
+    return HostCheck(name, True, (*found, *of_line(line)), time.monotonic() - began_s)
+
+
+def errors_of(check: HostCheck) -> str:
+    """The messages of what stands in the way of every trial there."""
+    return "; ".join(finding.message for finding in check.findings if finding.severity == "error")
+
+
+def of_line(line: HostLine) -> tuple[HostFinding, ...]:
+    """Clock, version and certificate, as seen from the controller."""
+    status = line.status()
+    found = []
+    if abs(status.clock_ahead_s) > _CLOCK_APART_S:
+        told = f"the clock is {abs(status.clock_ahead_s):.1f} s {'ahead of' if status.clock_ahead_s > 0 else 'behind'} the controller's"
+        found.append(HostFinding("clock_apart", "warning", told, "run chrony or systemd-timesyncd on both"))
+    if status.version and status.version != __version__:
+        told = f"the agent is benchfleet {status.version}, the controller {__version__}"
+        found.append(HostFinding("version_differs", "warning", told, "`fleetctl deploy` brings the agent up to date"))
+    left_s = status.certificate_expires_unix_s - time.time_ns() / 1e9
+    if status.certificate_expires_unix_s and left_s < _EXPIRES_SOON_S:
+        told = f"the agent's certificate expires in {left_s / 86_400:.0f} days"
+        found.append(HostFinding("certificate_expires", "warning", told, "`fleetctl deploy` issues another"))
+    return tuple(found)
+
+
+def of_record(record: HostRecord) -> tuple[HostFinding, ...]:
+    """What keeps trials away by a decision."""
+    found = []
+    if record.drained:
+        told = f"drained: {record.drain_reason}" if record.drain_reason else "drained"
+        found.append(HostFinding("drained", "info", told, f"`fleetctl hosts undrain {record.name}` lets trials in again"))
+    if record.aside:
+        hint = f"it is looked at again by itself; `fleetctl hosts undrain {record.name}` lets trials in at once"
+        found.append(HostFinding("set_aside", "warning", f"set aside after {record.aside}", hint))
+    return tuple(found)

@@ -1,0 +1,53 @@
+"""Owns how much host time a job counts as having had, by which jobs of one priority take turns. Reads no clock.
+
+Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host seconds: the job that has had least goes first, and one that joins
+starts where the one that had least stood. So it owes nothing for the time before it, and a flow of new jobs holds up no old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fleet_controller.core.state import Trial
+from fleet_protos.trial import Outcome
+
+UNKNOWN_TRIAL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the trials of one job took: `ended_s` host seconds of attempts that are over, `ended` of them, each `nodes` hosts wide."""
+
+    joined_s: float = 0.0
+    ended_s: float = 0.0
+    ended: int = 0
+    share: float = 1.0  # of a host that one trial takes; below 1 only where trials let others in
+
+    def add(self, before: Trial | None, after: Trial) -> Account:
+        """The account after a trial changed from `before`."""
+        change = _ended(after) if before is None else tuple(new - old for new, old in zip(_ended(after), _ended(before), strict=True))
+        return replace(self, ended_s=self.ended_s + change[0] * self.share, ended=self.ended + int(change[1]))
+
+    def trial_s(self, planned_s: float = UNKNOWN_TRIAL_S) -> float:
+        """Host seconds that one more trial is reckoned at: the mean of those that are over, else the plan's guess."""
+        return (self.ended_s / self.ended if self.ended else planned_s * self.share) or UNKNOWN_TRIAL_S
+
+    def had_s(self, active_hosts: float, trial_s: float) -> float:
+        """Host seconds so far. What runs counts as a whole trial from its begin on, by no clock of its host."""
+        return self.joined_s + self.ended_s + active_hosts * trial_s
+
+
+def joins_at(standing: Iterable[float]) -> float:
+    """Where a new job begins to count: with the least that a job which is not over has had, 0 when there is none."""
+    return min(standing, default=0.0)
+
+
+def _ended(trial: Trial) -> tuple[float, int]:
+    """Host seconds and number of attempts that began and are over; a clock that was set back counts as no time."""
+    took = [
+        max(0.0, (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9)
+        for attempt in trial.attempts
+        if attempt.is_over and attempt.started_unix_ns and attempt.outcome is not Outcome.UNSPECIFIED
+    ]
+    return sum(took) * len(trial.hosts), len(took) * len(trial.hosts)

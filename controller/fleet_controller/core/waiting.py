@@ -1,0 +1,99 @@
+"""Owns the values that a decision about starts is made of: what of a job waits, and what a host could take. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet_controller.core.job import HostChoice
+from fleet_controller.core.state import Trial
+from fleet_protos.trial import EngineKind
+
+Block = Sequence[Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What of one job may begin, each part in plan order: `pinned` by the host that serves, `blocks` that no host has begun yet.
+
+    `choice` says where a block may go, `been` where others of the job went. `had_s` is what `core.fairness` counts; `trial_s` what one
+    trial is reckoned at there.
+    """
+
+    job_id: str
+    pinned: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
+    blocks: Sequence[Block] = ()
+    choice: HostChoice = field(default_factory=HostChoice)
+    been: frozenset[str] = frozenset()
+    priority: int = 0
+    had_s: float = 0.0
+    trial_s: float = 60.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of it waits."""
+        return not self.pinned and not self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host at the moment of a decision. `closed_for`: why it gets no trials now, empty when it may.
+
+    `running`: trials there; `lets_in`: all of them let others in; `gpus` of each kind, and what of them is free. A kind that is not there
+    is not counted.
+    """
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    closed_for: str = ""
+    running: int = 0
+    lets_in: bool = False
+    gpus: Mapping[EngineKind, int] = field(default_factory=dict)
+    free_gpus: Mapping[EngineKind, int] = field(default_factory=dict)
+
+
+def waiting_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float) -> Waiting:
+    """What of these trials, given in plan order, may begin."""
+    pinned: dict[str, list[Trial]] = {}
+    blocks: dict[int, list[Trial]] = {}
+    trials = list(trials)
+    for trial in trials:
+        if trial.may_start and trial.spec.host:
+            pinned.setdefault(trial.spec.host, []).append(trial)
+        elif trial.may_start:
+            blocks.setdefault(trial.spec.block, []).append(trial)
+    been = frozenset(trial.spec.host for trial in trials if trial.spec.host)
+    return Waiting(job_id, pinned, list(blocks.values()), choice or HostChoice(), been, **rest)  # type: ignore[arg-type] # numbers only
+
+
+def why_waits(job: Waiting, hosts: Mapping[str, Host]) -> str:
+    """What keeps a job's trials from starting beside hosts that are busy: `gpu03 (drained: new kernel)`; empty when nothing does.
+
+    A block that some host could take waits for none; one that none could names all that match.
+    """
+    needed = {name: len(trials) for name, trials in job.pinned.items() if _closed(hosts.get(name))}
+    gangs = {host for trials in job.pinned.values() for host in trials[0].hosts[1:] if _closed(hosts.get(host))}
+    told = [f"{name} ({_closed(hosts.get(name))}; {_trials(count)})" for name, count in sorted(needed.items())]
+    told += [f"{name} ({_closed(hosts.get(name))})" for name in sorted(gangs - needed.keys())]
+    if job.blocks:
+        told += _blocks_wait(job, hosts)
+    return ", ".join(told)
+
+
+def _blocks_wait(job: Waiting, hosts: Mapping[str, Host]) -> list[str]:
+    matching = job.choice.among({name: host.labels for name, host in hosts.items()})
+    nodes = max(job.blocks[0][0].spec.engine.gang.nodes, 1)
+    if sum(not hosts[name].closed_for for name in matching) >= nodes:
+        return []
+    if len(matching) < nodes:
+        return ["a host that matches the job" if nodes == 1 else f"{nodes} hosts that match the job"]
+    closed = [f"{name} ({hosts[name].closed_for})" for name in matching if hosts[name].closed_for]
+    return [" or ".join(closed)]
+
+
+def _closed(host: Host | None) -> str:
+    return host.closed_for if host is not None else "not known to this controller"
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'' if count == 1 else 's'}"

@@ -1,0 +1,22 @@
+"""Owns the Prometheus series that only the controller has: its hosts by state. Labels are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from fleet_controller.core.health import STATES
+from fleet_protos.metrics import PROM_HOSTS
+
+
+class HostSeries:
+    """How many hosts are in which state."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._hosts = Gauge(PROM_HOSTS, "Hosts by state: free, busy, drained, aside (after failures), away", ("state",), registry=registry)
+
+    def show(self, counts: Mapping[str, int]) -> None:
+        """Every state has a number, so that an alert sees the fall to 0."""
+        for state in STATES:
+            self._hosts.labels(state).set(counts.get(state, 0))

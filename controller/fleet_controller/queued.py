@@ -1,0 +1,55 @@
+"""Owns which trials of one job wait, by host and by block, kept as they change so that a decision looks at few of them. Starts none."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from fleet_controller.core.state import Trial
+from fleet_controller.core.waiting import Block
+
+
+class Queued:
+    """The trials of a job that may start, each list in plan order. `pinned` by host; `blocks` by number, those that no host has begun."""
+
+    def __init__(self, trials: Iterable[str]) -> None:
+        self.pinned: dict[str, list[Trial]] = {}
+        self.blocks: dict[int, list[Trial]] = {}
+        self._place = {trial_id: place for place, trial_id in enumerate(trials)}
+        self._kept: dict[str, Trial] = {}
+
+    def put(self, trial: Trial) -> None:
+        """A trial as it is now."""
+        before = self._kept.pop(trial.spec.trial_id, None)
+        if before is not None:
+            self._remove(before)
+        if trial.may_start:
+            self._kept[trial.spec.trial_id] = trial
+            insort(self._list_of(trial), trial, key=self._place_of)
+
+    def clear(self) -> None:
+        """Nothing of the job starts any more."""
+        self.pinned.clear()
+        self.blocks.clear()
+        self._kept.clear()
+
+    @property
+    def waiting(self) -> tuple[Block, ...]:
+        """The blocks, in plan order."""
+        return tuple(self.blocks[number] for number in sorted(self.blocks))
+
+    def _place_of(self, trial: Trial) -> int:
+        return self._place[trial.spec.trial_id]
+
+    def _list_of(self, trial: Trial) -> list[Trial]:
+        if trial.spec.host:
+            return self.pinned.setdefault(trial.spec.host, [])
+        return self.blocks.setdefault(trial.spec.block, [])
+
+    def _remove(self, trial: Trial) -> None:
+        trials = self._list_of(trial)
+        del trials[bisect_left(trials, self._place_of(trial), key=self._place_of)]
+        if not trials and trial.spec.host:
+            del self.pinned[trial.spec.host]
+        elif not trials:
+            del self.blocks[trial.spec.block]
