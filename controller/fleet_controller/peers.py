@@ -1,0 +1,63 @@
+"""Owns whom a controller follows: hosts of the fleet file and single addresses, and how the agent of each is reached. Connects to none."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from fleet_controller.core.inventory import FleetHost, Inventory
+from fleet_protos.errors import HostUnreachable
+from fleet_protos.identity import TlsFiles
+
+Reach = Callable[[FleetHost], Awaitable[str]]  # HOST:PORT at which the agent answers now, a tunnel's end among them; raises FleetError
+Proofs = Callable[[str], TlsFiles | None]  # the controller's files for its line to a host; None: without TLS; raises ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One agent to follow. `known`: what the fleet file says of its host; None for an address that was given alone."""
+
+    address: str
+    known: FleetHost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the agents of a fleet file are reached and recognised; both are asked anew for each connection."""
+
+    reach: Reach
+    proofs: Proofs
+
+
+def peers(addresses: Iterable[str], inventory: Inventory | None = None) -> tuple[Peer, ...]:
+    """Every host of the file, then every address."""
+    hosts = inventory.hosts if inventory else ()
+    return (*(Peer(direct_address(host), host) for host in hosts), *map(Peer, addresses))
+
+
+def direct_address(host: FleetHost) -> str:
+    """HOST:PORT of its agent, as gRPC takes it."""
+    return f"[{host.address}]:{host.port}" if ":" in host.address else f"{host.address}:{host.port}"
+
+
+async def directly(host: FleetHost) -> str:
+    """For controllers that make no tunnels. Raises HostUnreachable for a host that is behind one."""
+    if host.through_ssh:
+        raise HostUnreachable(f"{host.name} is reached through ssh, and this controller makes no tunnels", "write `reach: direct`")
+    return direct_address(host)
+
+
+def without_tls(host: str) -> TlsFiles | None:
+    """For agents on this machine alone: nothing else is reached without TLS."""
+    return None
+
+
+LOCAL = Ways(directly, without_tls)
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Whom a controller follows, and how it gets there."""
+
+    peers: tuple[Peer, ...] = ()
+    ways: Ways = LOCAL
