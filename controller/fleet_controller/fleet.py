@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.agents import AgentClient
 from fleet_controller.board import Seen, closed, detail, look, wait_for
 from fleet_controller.care import Care
 from fleet_controller.checking import check_lines
@@ -23,6 +22,7 @@ from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
+from fleet_controller.peers import Following
 from fleet_controller.reading import StoredJobs
 from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.spec.findings import ERROR, JobRejected
@@ -43,12 +43,12 @@ class Fleet:
     """A `Controller` with agents. `load` it once; `run` must be running for anything to move."""
 
     def __init__(
-        self, store: Store, folder: Path, agents: Sequence[AgentClient], series: RunSeries, first_contact_s: float = FIRST_CONTACT_S
+        self, store: Store, folder: Path, follow: Following, series: RunSeries, first_contact_s: float = FIRST_CONTACT_S
     ) -> None:
         self._desk = Desk(store, series)
         self._stored = StoredJobs(store, folder / "artifacts")
         self._names: dict[str, HostLine] = {}
-        self._lines = [HostLine(agent, self._desk, folder / "artifacts", self._names) for agent in agents]
+        self._lines = [HostLine(peer, self._desk, folder / "artifacts", self._names, follow.ways) for peer in follow.peers]
         self._first_contact_s = first_contact_s
         self._care = Care(self._desk, lambda: self._lines)
 

@@ -12,12 +12,16 @@ from pathlib import Path
 from fleet_controller.agents import AgentClient, AgentInfo
 from fleet_controller.board import closed, wait_for
 from fleet_controller.core.gang import meeting_host, place_of, placed
+from fleet_controller.core.inventory import FleetHost
+from fleet_controller.core.known import NOT_KNOWN, differences, gpus_of, labels_of
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.files import Files
+from fleet_controller.peers import LOCAL, Peer, Ways, direct_address
 from fleet_controller.report.values import HostStatus
 from fleet_protos import events as ev
 from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable
+from fleet_protos.identity import agent_name
 from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
@@ -30,12 +34,16 @@ _AGAIN_S = 2.0  # until an order that the host could not take is given again
 class HostLine:
     """One agent as the controller follows it: connected or not, and what it was told."""
 
-    def __init__(self, agent: AgentClient, desk: Desk, artifacts: Path, names: dict[str, HostLine]) -> None:
-        self.agent = agent
+    def __init__(self, peer: Peer, desk: Desk, artifacts: Path, names: dict[str, HostLine], ways: Ways = LOCAL) -> None:
+        self.agent = AgentClient(peer.address)
+        self.known = peer.known  # what the fleet file says of it
+        self._ways = ways
         self._names = names  # which line speaks for which host
+        if peer.known is not None:
+            names.setdefault(peer.known.name, self)
         self.trouble = ""
         self.connected = False
-        self.files = Files(agent, desk, artifacts)
+        self.files = Files(self.agent, desk, artifacts)
         self._info = AgentInfo()
         self._desk = desk
         self._orders = asyncio.Event()
@@ -43,21 +51,22 @@ class HostLine:
         self._news = asyncio.Event()
         self._now = asyncio.Event()
         self._told_to_end: set[tuple[str, int]] = set()  # over this connection: asking once is enough
+        self._told_labels: tuple[str, ...] = ()
 
     @property
     def host(self) -> str:
-        """Its name as the agent tells it; empty before the first contact."""
-        return self._info.host
+        """Its name in the fleet file, else as the agent tells it; empty before the first contact."""
+        return self.known.name if self.known else self._info.host
 
     @property
     def labels(self) -> Mapping[str, str]:
         """What jobs select it by."""
-        return self._info.labels
+        return labels_of(self.known, self._info.labels)
 
     @property
     def meeting_host(self) -> str:
         """Where the other hosts of a server meet this one."""
-        return meeting_host(self.agent.address, self.labels.get("address", ""))
+        return meeting_host(direct_address(self.known) if self.known else self.agent.address, self.labels.get("address", ""))
 
     @property
     def was_tried(self) -> bool:
@@ -67,18 +76,40 @@ class HostLine:
     @property
     def takes_no_trials(self) -> str:
         """Why it takes none though it answers; empty when it does."""
-        return "it serves load only" if self._info.load_only else self._info.takes_no_trials
+        return "it serves load only" if self.load_only else self._info.takes_no_trials
+
+    @property
+    def load_only(self) -> bool:
+        """It drives load for other hosts and never gets a trial."""
+        return self._info.load_only or (self.known is not None and self.known.load_only)
 
     def room_for(self, kind: EngineKind) -> int:
         """GPUs that servers of this kind may use here."""
-        return {EngineKind.SGLANG: self._info.gpus, EngineKind.SIMULATED: self._info.simulated_gpus}.get(kind, 0)
+        told = {EngineKind.SGLANG: self._info.gpus, EngineKind.SIMULATED: self._info.simulated_gpus}.get(kind)
+        if told is None:
+            return 0
+        return gpus_of(self.known, told if self._info.agent_id else None, kind is EngineKind.SIMULATED)
 
     def status(self) -> HostStatus:
         """As it is listed."""
-        info = self._info
-        state = "connected" if self.connected else "unreachable"
-        host = info.host or self.agent.address
-        return HostStatus(host, self.agent.address, state, info.gpus, info.simulated_gpus, info.version, dict(info.labels), self.trouble)
+        info, known = self._info, self.known or FleetHost()
+        return HostStatus(
+            host=self.host or self.agent.address,
+            address=direct_address(known) if self.known else self.agent.address,
+            state="connected" if self.connected else "unreachable",
+            gpus=self._gpus_told(EngineKind.SGLANG),
+            simulated_gpus=self._gpus_told(EngineKind.SIMULATED),
+            version=info.version,
+            labels=dict(self.labels),
+            message=self.trouble or ("" if self.was_tried else "no answer yet"),
+            certificate_expires_unix_s=info.certificate_expires_unix_s,
+            load_only=self.load_only,
+            cost_per_hour=known.cost_per_hour,
+        )
+
+    def _gpus_told(self, kind: EngineKind) -> int:
+        room = self.room_for(kind)
+        return 0 if room == NOT_KNOWN else room
 
     async def work(self) -> None:
         """Follow the agent, give it its orders and fetch its files, for ever."""
@@ -111,7 +142,11 @@ class HostLine:
         self._now.set()
 
     async def _connect(self) -> None:
+        if self.known is not None:
+            host = self.known
+            await self.agent.move(await self._ways.reach(host), self._ways.proofs(host.name), agent_name(host.name))
         info = await self.agent.describe()
+        self._compare(info)
         other = self._names.setdefault(info.host, self)
         if other is not self:
             told = f"the agent at {self.agent.address} calls itself {info.host} too, as the one at {other.agent.address} does"
@@ -125,6 +160,16 @@ class HostLine:
         self._news.set()
         self._orders.set()
         self._desk.board.tell()
+
+    def _compare(self, info: AgentInfo) -> None:
+        """What the agent says of itself with what the fleet file says. Raises Conflict for another host's agent."""
+        if self.known is not None and info.host != self.known.name:
+            told = f"the agent at {self.agent.address} calls itself {info.host or 'nothing'}, the fleet file has {self.known.name} there"
+            raise Conflict(told, f"fleetctl deploy {self.known.name} makes it that host, or correct its address in the fleet file")
+        differing = differences(self.known, info.labels)
+        if differing and differing != self._told_labels:
+            log.warning("%s: label %s; the file's holds", self.host, ", ".join(differing))
+        self._told_labels = differing
 
     async def _close_what_is_lost(self) -> None:
         """Attempts that an earlier journal of this host held are gone with it: the new one will never tell their end."""

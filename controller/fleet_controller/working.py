@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_controller.agents import AgentClient
 from fleet_controller.fleet import FIRST_CONTACT_S, Fleet
 from fleet_controller.lock import held
+from fleet_controller.peers import Following, peers
 from fleet_controller.service import serving
 from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import Store
@@ -64,13 +64,17 @@ class Working:
 @asynccontextmanager
 async def working(
     folder: Path,
-    agents: Sequence[str],
+    agents: Sequence[str] | Following,
     *,
     store: str = "",
     doors: Doors = Doors(),
     first_contact_s: float = FIRST_CONTACT_S,
 ) -> AsyncIterator[Working]:
-    """A controller that works while inside. `agents` are addresses. Raises Conflict when another one works in `folder`, ConfigError."""
+    """A controller that works while inside. `agents` are addresses, or whom to follow altogether.
+
+    Raises Conflict when another one works in `folder`, ConfigError.
+    """
+    follow = agents if isinstance(agents, Following) else Following(peers(agents))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     store = store or str(folder / "store.sqlite3")
     with held(folder / "controller.lock"), claimed(store):
@@ -78,7 +82,7 @@ async def working(
         series = RunSeries()
         if doors.metrics is not None:
             series.serve(doors.metrics[1], doors.metrics[0])
-        fleet = Fleet(database, folder, [AgentClient(address) for address in agents], series, first_contact_s)
+        fleet = Fleet(database, folder, follow, series, first_contact_s)
         stopping = asyncio.Event()
         try:
             await fleet.load()
