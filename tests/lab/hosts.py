@@ -204,6 +204,10 @@ class LabHost:
         """Bound its wire in each direction, in tc's words (`10mbit`); empty: as fast as it goes."""
         self.network.slow(self.place, rate)
 
+    def delay(self, ms: float, jitter_ms: float = 0.0) -> None:
+        """Make its wire longer by `ms` in each direction; 0 ends it."""
+        self.network.delay(self.place, ms, jitter_ms)
+
     def fill_disk(self, leave_bytes: int = 0) -> None:
         """No room on its disk but `leave_bytes`: writers get ENOSPC."""
         self.disk.fill(leave_bytes)
@@ -265,6 +269,14 @@ class LabHost:
     def console(self) -> str:
         """What its start and its sshd said."""
         return (self.folder / "console.log").read_text(errors="replace")
+
+    def change_host_key(self) -> None:
+        """Show another ssh key from now on, as a host that was set up anew; `known_hosts` holds the new one."""
+        key = Key.make()
+        self.disk.set_host_key(key)
+        self.write_known_hosts(key)
+        if self.up:
+            self.restart()
 
     def write_known_hosts(self, key: Key) -> None:
         """Tell users of `ssh()` that the host has this key."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from tests.lab import remains
 from tests.lab.disk import CHECKOUT, Disk, Key
 from tests.lab.hosts import LabHost
-from tests.lab.network import Network, Place
+from tests.lab.network import CONTROLLER, Network, Place
 from tests.lab.programs import LAYER, LabTrouble, call, detach
 
 LABS = 200
@@ -32,9 +31,7 @@ class Lab:
     @classmethod
     def open(cls) -> Lab:
         """An empty lab. The remains of labs whose session has ended are removed first."""
-        remains.ROOT.mkdir(mode=0o700, exist_ok=True)
-        with (remains.ROOT / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with remains.alone():
             remains.remove_ownerless()
             folder = next((path for path in (remains.ROOT / str(number) for number in range(LABS)) if not path.exists()), None)
             if folder is None:
@@ -102,12 +99,31 @@ class Lab:
         for host in hosts:
             host.await_sshd()
 
+    def partition(self, one: LabHost | str, other: LabHost | str) -> None:
+        """Nothing passes between these two, all else does; CONTROLLER is this machine. Nobody's link shows it."""
+        self.silence(one, other)
+        self.silence(other, one)
+
+    def join(self, one: LabHost | str, other: LabHost | str) -> None:
+        """End `partition` and `silence` between these two."""
+        self.network.unsilence(self._mac(one), self._mac(other))
+        self.network.unsilence(self._mac(other), self._mac(one))
+
+    def silence(self, source: LabHost | str, target: LabHost | str) -> None:
+        """Nothing that the one sends reaches the other; the way back is open."""
+        self.network.silence(self._mac(source), self._mac(target))
+
+    def _mac(self, who: LabHost | str) -> str:
+        if isinstance(who, str) and who != CONTROLLER:
+            raise LabTrouble(f"{who!r} is no host; this machine is {CONTROLLER!r}")
+        return self.network.mac if isinstance(who, str) else who.place.mac
+
     def close(self) -> None:
         """Remove every process, link, mount and file; LabTrouble when something is left."""
-        remains.remove(self.folder)
-        left = [*remains.links_of(self.network.number), *remains.mounts_below(self.folder)]
-        if self.folder.exists():
-            left += [str(path) for path in self.folder.iterdir()]
+        with remains.alone():
+            remains.remove(self.folder)
+            left = [*remains.links_of(self.network.number), *remains.mounts_below(self.folder)]
+            left += [str(path) for path in self.folder.glob("*")]
         if left:
             raise LabTrouble(f"left over by lab {self.network.number}: {', '.join(left)}")
 

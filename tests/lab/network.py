@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.lab import remains
-from tests.lab.programs import call
+from tests.lab.programs import LabTrouble, call, detach
 
+CHECKOUT = Path(__file__).parents[2]
+WIRE_S = 10.0
 CONTROLLER = "controller"  # whoever sits on the bridge itself: the test session, and the controllers that it starts
 
 
@@ -42,6 +47,12 @@ class Network:
     losses: dict[str, float] = field(default_factory=dict)
     rates: dict[str, str] = field(default_factory=dict)
     silences: set[tuple[str, str]] = field(default_factory=set)
+    delays: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the lab."""
+        return remains.ROOT / str(self.number)
 
     @property
     def bridge(self) -> str:
@@ -75,7 +86,7 @@ class Network:
             lines += [
                 f"netns add {place.link}",
                 f"link add {place.link} type veth peer name eth0 address {place.mac} netns {place.link}",
-                f"link set {place.link} addrgenmode none master {self.bridge} {'down' if place.link in self.cuts else 'up'}",
+                f"link set {place.link} addrgenmode none master {self._switch(place)} {'down' if place.link in self.cuts else 'up'}",
             ]
         call(["ip", "-batch", "-"], "\n".join(lines))
         for place in places:
@@ -103,7 +114,14 @@ class Network:
             call(["ip", "link", "set", place.link, "down"])
 
     def heal(self, place: Place) -> None:
-        """Take the link up again."""
+        """Take the link up again, and end whatever else is wrong with its wire."""
+        self.losses.pop(place.link, None)
+        self.silences = {pair for pair in self.silences if place.mac not in pair}
+        self._write_rules()
+        if place.link in self.rates:
+            self.slow(place, "")
+        if place.link in self.delays:
+            self.delay(place, 0.0)
         self.cuts.discard(place.link)
         if place.link in remains.links_of(self.number):
             call(["ip", "link", "set", place.link, "up"])
@@ -125,13 +143,43 @@ class Network:
 
     def slow(self, place: Place, rate: str) -> None:
         """Bound a wire to `rate` in each direction, in tc's words (`10mbit`); empty ends it."""
-        self.rates[place.link] = rate
-        if not rate:
-            del self.rates[place.link]
+        before = self.rates.pop(place.link, "")
+        if rate:
+            self.rates[place.link] = rate
+        if place.link not in remains.links_of(self.number) or not (rate or before):
+            return
         for command in (["tc", "qdisc"], ["tc", "-netns", place.link, "qdisc"]):
             device = "eth0" if "-netns" in command else place.link
             bucket = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
             call([*command, "replace", "dev", device, *bucket] if rate else [*command, "delete", "dev", device, "root"])
+
+    def delay(self, place: Place, ms: float, jitter_ms: float = 0.0) -> None:
+        """Make a wire longer: each frame takes `ms` more in each direction; 0 ends it. About 100 Mbit/s pass such a wire."""
+        inner = f"{place.link}m"
+        if place.link in remains.links_of(self.number):
+            call(["ip", "link", "set", place.link, "master", self.bridge])
+        if self.delays.pop(place.link, None):
+            remains.end(remains.processes_with(f"{place.link}a", f"{self.folder}/"))
+            call(["ip", "link", "delete", inner])
+        if ms <= 0:
+            return
+        self.delays[place.link] = (ms, jitter_ms)
+        taps = [f"{place.link}a", f"{place.link}b"]
+        words = [*taps, str(ms), str(jitter_ms), f"{self.folder}/"]
+        detach([sys.executable, "-S", "-m", "tests.lab.wire", *words], self.folder / "wire.log", {"PYTHONPATH": str(CHECKOUT)})
+        deadline = time.monotonic() + WIRE_S
+        while not set(taps) <= set(remains.links_of(self.number)):
+            if time.monotonic() > deadline:
+                raise LabTrouble(f"the slow wire of {place.link} did not start: {(self.folder / 'wire.log').read_text()}")
+            time.sleep(0.005)
+        lines = [f"link add {inner} type bridge stp_state 0 forward_delay 0", f"link set {inner} addrgenmode none arp off up"]
+        lines += [f"link set {taps[0]} addrgenmode none master {self.bridge} up", f"link set {taps[1]} addrgenmode none master {inner} up"]
+        call(["ip", "-batch", "-"], "\n".join(lines))
+        if place.link in remains.links_of(self.number):
+            call(["ip", "link", "set", place.link, "master", inner])
+
+    def _switch(self, place: Place) -> str:
+        return f"{place.link}m" if place.link in self.delays else self.bridge
 
     def _write_rules(self) -> None:
         lost = [(link, round(share * 10000)) for link, share in sorted(self.losses.items()) if share > 0]

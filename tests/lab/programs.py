@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-LAYER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet/lab"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+LAYER = CACHE / "benchfleet/lab"  # unpacked by tools/lab_programs.sh
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEEDED = ("ip", "tc", "nft", "sshd", "systemd-nspawn", "unshare", "nsenter", "setpriv", "setsid", "mount", "pivot_root")
 TRIAL = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "ip", "link", "add", "trial", "type", "bridge")
@@ -24,7 +25,7 @@ def variables() -> dict[str, str]:
     """The environment of the programs that make hosts: theirs alone, nothing of the test session's."""
     path = ":".join([SYSTEM_PATH, *(f"{LAYER}/usr/{name}" for name in ("sbin", "bin"))])
     libraries = [str(folder) for pattern in ("", "/systemd") for folder in LAYER.glob(f"usr/lib/*-linux-gnu{pattern}")]
-    return {"PATH": path, "LD_LIBRARY_PATH": ":".join(libraries), "LC_ALL": "C.UTF-8", "HOME": "/"}
+    return {"PATH": path, "LD_LIBRARY_PATH": ":".join(libraries), "LC_ALL": "C.UTF-8", "HOME": "/", "XDG_CACHE_HOME": str(CACHE)}
 
 
 def call(argv: Sequence[str], script: str = "", timeout_s: float = 30.0) -> str:

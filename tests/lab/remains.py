@@ -6,6 +6,7 @@ Run as a program with a lab's folder it waits for the owner's end and removes th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -77,14 +78,19 @@ def processes_of(folder: Path) -> list[int]:
     """Processes in one of a lab's network namespaces, or started with its folder in their arguments; never this one."""
     begin = prefix(int(folder.name))
     networks = {_inode(str(path)) for path in NAMESPACES.glob(f"{begin}[0-9]*")} - {0}
-    return [pid for pid in all_pids() if pid != os.getpid() and (network_of(pid) in networks or _mentions(pid, f"{folder}/"))]
+    return sorted({pid for pid in all_pids() if network_of(pid) in networks} - {os.getpid()} | set(processes_with(f"{folder}/")))
 
 
-def _mentions(pid: int, text: str) -> bool:
+def processes_with(*words: str) -> list[int]:
+    """Processes whose arguments hold all these texts; never this one."""
+    return [pid for pid in all_pids() if pid != os.getpid() and all(word.encode() in _arguments(pid) for word in words)]
+
+
+def _arguments(pid: int) -> bytes:
     try:
-        return text.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 def end(pids: list[int]) -> None:
@@ -134,11 +140,21 @@ def remove_groups(branch: Path) -> None:
 
 
 def _quiet(*argv: str) -> None:
-    subprocess.run(argv, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    with contextlib.suppress(FileNotFoundError):
+        subprocess.run(argv, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Nobody else takes a lab's number or gives one back meanwhile."""
+    ROOT.mkdir(mode=0o700, exist_ok=True)
+    with (ROOT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def remove_ownerless() -> list[Path]:
-    """Remove the labs whose session has ended; returns their folders."""
+    """Remove the labs whose session has ended, `alone`; returns their folders."""
     ended = [folder for folder in ROOT.glob("[0-9]*") if owner_of(folder) is None]
     for folder in ended:
         remove(folder)
@@ -158,5 +174,5 @@ def await_owner(folder: Path) -> None:
 
 if __name__ == "__main__":
     await_owner(Path(sys.argv[1]))
-    if owner_of(Path(sys.argv[1])) is None:
-        remove(Path(sys.argv[1]))
+    with alone():
+        remove_ownerless()
