@@ -272,20 +272,24 @@ class SubmitJobRequest(_message.Message):
     YAML_FIELD_NUMBER: _builtins.int
     FILE_NAME_FIELD_NUMBER: _builtins.int
     REQUEST_KEY_FIELD_NUMBER: _builtins.int
+    ONLY_CONNECTED_FIELD_NUMBER: _builtins.int
     yaml: _builtins.str
     file_name: _builtins.str
     request_key: _builtins.str
     """drawn by the client: the same key again is the same job; empty = always a new one"""
+    only_connected: _builtins.bool
+    """leave out hosts that do not answer now, though the fleet file has them"""
     def __init__(
         self,
         *,
         yaml: _builtins.str = ...,
         file_name: _builtins.str = ...,
         request_key: _builtins.str = ...,
+        only_connected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "request_key", b"request_key", "yaml", b"yaml"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "only_connected", b"only_connected", "request_key", b"request_key", "yaml", b"yaml"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
