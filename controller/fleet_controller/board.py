@@ -123,7 +123,7 @@ class JobOnBoard:
     @property
     def summary(self) -> JobSummary:
         """As it is listed."""
-        return replace(_summary(self.row, list(self.trials.values()), self.trials_over), trouble=self.trouble)
+        return replace(_summary(self.row, list(self.trials.values()), self.trials_over), trouble="" if self.is_over else self.trouble)
 
     @property
     def left_s(self) -> float:

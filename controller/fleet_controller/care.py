@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fleet_controller.checking import check_line, errors_of
+from fleet_controller.checking import check_line
 from fleet_controller.core.gang import place_of
 from fleet_controller.core.health import (
     PROBE_FIRST_S,
@@ -91,9 +91,12 @@ class Care:
     def tell(self) -> None:
         """Bring up to date what jobs say they wait for, and the series of hosts."""
         hosts = {host.name: host for host in self.hosts()}
-        for job in self._desk.board.open_jobs:
+        for job in self._desk.board.open_jobs if all(line.was_tried for line in self._lines()) else ():
             waits_for = "" if job.row.cancelled else why_waits(job.waiting, hosts)
-            job.trouble = f"waits for {waits_for}" if waits_for else ""
+            trouble = f"waits for {waits_for}" if waits_for else ""
+            if trouble != job.trouble:
+                job.trouble = trouble
+                self._desk.board.tell()
         counts: dict[str, int] = {}
         for line in self._lines():
             word = self._state(line, hosts.get(line.host))
@@ -159,19 +162,13 @@ class Care:
         if now_s < due_s:
             return
         found = await check_line(line)
-        wrong = errors_of(found)
         record = self.record(line.host)  # a user may have changed it meanwhile
         if not record.aside:
             return
-        if found.reached and not wrong:
+        if found.reached and not found.errors:
             log.info("%s: nothing is found any more; the next trial there decides", line.host)
             await self._decide(on_probation(record))
             return
         pause_s = probe_pause_s(record, looks + 1, self._probe_first_s)
-        log.info("%s: still set aside (%s); the next look is in %.0f s", line.host, wrong or "not reached", pause_s)
+        log.info("%s: still set aside (%s); the next look is in %.0f s", line.host, found.errors or "not reached", pause_s)
         self._looks[line.host] = looks + 1, time.monotonic() + pause_s
-
-
-def known_names(lines: Sequence[HostLine]) -> Mapping[str, HostLine]:
-    """The hosts by name, as far as they have one."""
-    return {line.host: line for line in lines if line.host}

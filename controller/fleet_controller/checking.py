@@ -47,11 +47,6 @@ async def check_line(line: HostLine) -> HostCheck:
     return HostCheck(name, True, (*found, *of_line(line)), time.monotonic() - began_s)
 
 
-def errors_of(check: HostCheck) -> str:
-    """The messages of what stands in the way of every trial there."""
-    return "; ".join(finding.message for finding in check.findings if finding.severity == "error")
-
-
 def of_line(line: HostLine) -> tuple[HostFinding, ...]:
     """Clock, version and certificate, as seen from the controller."""
     status = line.status()

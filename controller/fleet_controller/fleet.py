@@ -146,7 +146,7 @@ class Fleet:
         on_board = self._desk.board.jobs.get(row.job_id)
         if on_board is None:
             return await self._stored.job(row.job_id)
-        return detail(on_board.row, on_board.trials.values(), on_board.trouble)
+        return detail(on_board.row, on_board.trials.values(), on_board.summary.trouble)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """What changes, until the job is over."""

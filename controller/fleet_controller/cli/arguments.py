@@ -45,6 +45,11 @@ def _controller(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--controller", default="", metavar="ADDRESS", help="host:port or unix:/path (default: $FLEET_CONTROLLER, else the state folder's)"
     )
+    _trust_folder(command)
+
+
+def _trust_folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trust", default="", metavar="DIR", help="certificates (default: $BENCHFLEET_TRUST, else the state's)")
 
 
 def _fleet(command: argparse.ArgumentParser) -> None:
@@ -106,9 +111,25 @@ def _schema(command: argparse.ArgumentParser) -> None:
 
 
 def _hosts(command: argparse.ArgumentParser) -> None:
-    text = "ls: list them (default); show: all that is known of one"
-    command.add_argument("action", nargs="?", choices=("ls", "show"), default="ls", help=text)
-    command.add_argument("hosts", nargs="*", metavar="HOST", help="which (show: at least one)")
+    text = (
+        "ls: list them (default); show: all that is known of one; check: look for what stands in the way of trials; "
+        "drain: no new trials, what runs goes on to its end; undrain: trials again, also after failures"
+    )
+    command.add_argument("action", nargs="?", choices=("ls", "show", "check", "drain", "undrain"), default="ls", help=text)
+    command.add_argument("hosts", nargs="*", metavar="HOST", help="which (check: all by default)")
+    command.add_argument("--reason", default="", metavar="TEXT", help="drain: why, for whoever waits")
+
+
+def _trust(command: argparse.ArgumentParser) -> None:
+    text = "show: who has a certificate, until when; issue: one for a user; rotate: renew; revoke: trust it no more; init: make the authority"
+    command.add_argument("action", nargs="?", choices=("show", "issue", "rotate", "revoke", "init"), default="show", help=text)
+    command.add_argument("names", nargs="*", metavar="NAME", help="issue, revoke: users; rotate: hosts (default: the controller and you)")
+    command.add_argument("-o", "--output", default="", metavar="DIR", help="issue: the folder to write, for the user's machine")
+    command.add_argument("--authority", action="store_true", help="rotate: replace the authority; again when all hosts are deployed")
+    command.add_argument("--controller", action="store_true", help="revoke: the controller's certificates; it gets a new one")
+    command.add_argument("--reason", default="", metavar="TEXT", help="revoke: why, for those who are refused")
+    command.add_argument("--force", action="store_true", help="init: replace the authority at once; every host must be deployed again")
+    _trust_folder(command)
 
 
 def _question(command: argparse.ArgumentParser) -> None:
@@ -155,7 +176,8 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("cancel", "cancel", "cancel a job", _all(_JOB, _controller, _json)),
     ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
     ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _machine, _json)),
-    ("hosts", "hosts", "list hosts, or show one", _all(_hosts, _controller, _json)),
+    ("hosts", "hosts", "list, show, check, drain or undrain hosts", _all(_hosts, _controller, _json)),
+    ("trust", "trust", "certificates of the fleet: show, issue, rotate, revoke", _all(_trust, _json)),
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
     ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),

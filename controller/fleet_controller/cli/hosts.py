@@ -1,4 +1,4 @@
-"""Owns `fleetctl hosts`: what the controller knows of each host, asked once and printed. Changes no host."""
+"""Owns `fleetctl hosts` with its actions, and the two that ask the controller once and print what it knows. Reaches no host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 
+from fleet_controller.cli.care import check, drain, undrain
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
 from fleet_controller.report.hosts import host_json, host_lines, hosts_json, hosts_table
@@ -19,6 +20,10 @@ Action = Callable[[Controller, argparse.Namespace, Console], Awaitable[int]]
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One action, by name."""
+    if arguments.action == "revoke":  # a matter of the trust folder: no controller is asked
+        from fleet_controller.cli.trust import revoke_hosts
+
+        return revoke_hosts(arguments, console)
     return asyncio.run(_run(_ACTIONS[arguments.action], arguments, console))
 
 
@@ -62,4 +67,4 @@ def named(known: tuple[HostStatus, ...], name: str) -> HostStatus:
     raise NotFound(f"there is no host {name}", f"did you mean {near[0]}?" if near else "fleetctl hosts ls lists them")
 
 
-_ACTIONS: dict[str, Action] = {"ls": _ls, "show": _show}
+_ACTIONS: dict[str, Action] = {"ls": _ls, "show": _show, "drain": drain, "undrain": undrain, "check": check}

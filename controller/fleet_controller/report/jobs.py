@@ -17,10 +17,14 @@ JSON_VERSION = 1
 def jobs_table(jobs: Sequence[JobSummary]) -> Table:
     """One row a job."""
     rows = tuple(
-        (job.job_id, job.state, f"{job.trials_over}/{job.trials}", engine_mark(job).strip(" ()") or job.engine, _when(job))
+        (
+            job.job_id, job.state, f"{job.trials_over}/{job.trials}", engine_mark(job).strip(" ()") or job.engine,
+            str(job.priority) if job.priority else "", _when(job), job.trouble,
+        )
         for job in jobs
-    )
-    return Table(("job", "state", "trials", "engine", "submitted (UTC)"), rows, frozenset({"trials"}))
+    )  # fmt: skip
+    columns = ("job", "state", "trials", "engine", "priority", "submitted (UTC)", "trouble")
+    return Table(columns, rows, frozenset({"trials", "priority"})).without_empty("priority", "trouble")
 
 
 def jobs_json(jobs: Sequence[JobSummary]) -> dict[str, Any]:
@@ -32,21 +36,23 @@ def job_json(job: JobSummary) -> dict[str, Any]:
     """One job as `ls`, `watch` and `submit` write it."""
     return {
         "id": job.job_id, "name": job.name, "state": job.state, "trials": job.trials, "trials_over": job.trials_over, "engine": job.engine,
-        "time_scale": job.time_scale, "submitted_unix_ns": job.submitted_unix_ns,
+        "time_scale": job.time_scale, "submitted_unix_ns": job.submitted_unix_ns, "priority": job.priority, "trouble": job.trouble,
     }  # fmt: skip
 
 
 def job_heading(job: JobSummary) -> str:
     """One line about a job."""
     engine = engine_mark(job).strip(" ()") or job.engine
-    return f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over · {engine}"
+    priority = f" · priority {job.priority}" if job.priority else ""
+    told = f" · {job.trouble}" if job.trouble else ""
+    return f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over · {engine}{priority}{told}"
 
 
 def trials_table(trials: Sequence[TrialStatus]) -> Table:
     """One row a trial."""
     rows = tuple(
         (
-            trial.trial_id, trial.variant, trial.host, str(trial.block), str(trial.attempt), _phase(trial),
+            trial.trial_id, trial.variant, "+".join(trial.nodes) or trial.host, str(trial.block), str(trial.attempt), _phase(trial),
             _outcome(trial) or "", str(trial.runs), trial.failure_class, trial.message,
         )
         for trial in trials
@@ -63,6 +69,8 @@ def show_json(detail: JobDetail) -> dict[str, Any]:
         "state": detail.job.state,
         "engine": detail.job.engine,
         "time_scale": detail.job.time_scale,
+        "priority": detail.job.priority,
+        "trouble": detail.job.trouble,
         "trials": [trial_json(trial) for trial in detail.trials],
     }
 
@@ -71,7 +79,8 @@ def trial_json(trial: TrialStatus) -> dict[str, Any]:
     """One trial as `show` and `watch` write it."""
     return {
         "id": trial.trial_id, "variant": trial.variant, "host": trial.host, "block": trial.block, "attempt": trial.attempt,
-        "phase": _phase(trial), "outcome": _outcome(trial), "failure_class": trial.failure_class,
+        "phase": _phase(trial), "outcome": _outcome(trial), "failure_class": trial.failure_class, "message": trial.message,
+        "nodes": list(trial.nodes),
     }  # fmt: skip
 
 

@@ -35,7 +35,8 @@ def advance(seen: Progress, change: JobChange, finished: Mapping[str, RunResult]
     The first look tells only what is going on now: what was over before is not news.
     """
     trials = dict(seen.trials)
-    lines: list[str] = []
+    is_news = change.job.trouble != seen.job.trouble and not change.job.is_over
+    lines = [f"{change.job.job_id}: {change.job.trouble or 'goes on'}"] if is_news else []
     for trial in change.trials:
         if seen.job.job_id or trial.phase != Phase.OVER:
             lines += _lines(seen, trial, finished.get(trial.trial_id), change.job)
@@ -86,6 +87,8 @@ def display(progress: Progress, since_s: float = 0.0) -> list[str]:
     left_s = progress.left_s - since_s
     if left_s > 0 and not job.is_over:
         head += f" · about {duration_text(left_s / 60)} left"
+    if job.trouble:
+        head += f" · {job.trouble}"
     running = [_running(trial) for trial in progress.trials.values() if Phase.QUEUED < trial.phase < Phase.OVER]
     return [head, *running, *([f"  last run: {run_text(progress.last, job)}"] if progress.last else [])]
 

@@ -93,6 +93,11 @@ class HostCheck:
     findings: tuple[HostFinding, ...] = ()
     took_s: float = 0.0
 
+    @property
+    def errors(self) -> str:
+        """The messages of what stands in the way of every trial there; empty when nothing does."""
+        return "; ".join(finding.message for finding in self.findings if finding.severity == "error")
+
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:

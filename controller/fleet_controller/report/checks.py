@@ -1,0 +1,53 @@
+"""Owns what a look at hosts looks like: a line as each answers, the table of findings, their JSON. Asks no host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fleet_controller.report.table import Table
+from fleet_controller.report.values import HostCheck
+
+JSON_VERSION = 1
+
+
+def check_line(check: HostCheck) -> str:
+    """`gpu01: 1 error, 2 warnings (0.4 s)`."""
+    counts = [(sum(finding.severity == word for finding in check.findings), word) for word in ("error", "warning")]
+    told = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count) or "ok"
+    return f"{check.host}: {told if check.reached else 'not reached'} ({check.took_s:.1f} s)"
+
+
+def checks_table(checks: Sequence[HostCheck]) -> Table:
+    """One row a finding; a host without any has one row too."""
+    rows = tuple(
+        row
+        for check in checks
+        for row in (
+            [(check.host, finding.severity, finding.code, finding.message) for finding in check.findings] or [(check.host, "ok", "", "")]
+        )
+    )
+    return Table(("host", "severity", "finding", "message"), rows, frozenset()).without_empty("finding", "message")
+
+
+def checks_lines(checks: Sequence[HostCheck]) -> list[str]:
+    """What to do about each kind of error and warning, once."""
+    hints: dict[str, str] = {}
+    for check in checks:
+        for finding in check.findings:
+            if finding.severity != "info" and finding.hint:
+                hints.setdefault(finding.code, finding.hint)
+    return ["", *(f"{code}: {hint}" for code, hint in hints.items())] if hints else []
+
+
+def checks_json(checks: Sequence[HostCheck]) -> dict[str, Any]:
+    """The `hosts check` contract of docs/json.md."""
+    return {"version": JSON_VERSION, "hosts": [_check_json(check) for check in checks]}
+
+
+def _check_json(check: HostCheck) -> dict[str, Any]:
+    findings = [
+        {"code": finding.code, "severity": finding.severity, "message": finding.message, "hint": finding.hint} for finding in check.findings
+    ]
+    is_ok = check.reached and not check.errors
+    return {"host": check.host, "reached": check.reached, "ok": is_ok, "took_s": check.took_s, "findings": findings}
