@@ -20,7 +20,7 @@ from fleet_agent.journal import Journal, JournalFailed
 from fleet_agent.launching import Tools
 from fleet_agent.load.process import end_earlier
 from fleet_agent.metrics import AgentMetrics
-from fleet_agent.room import LEAST_FREE_BYTES, Room
+from fleet_agent.room import Room
 from fleet_agent.runner import TrialRunner
 from fleet_agent.shelf import Shelf
 from fleet_protos import events as ev
@@ -46,12 +46,10 @@ class Pools:
 class Agent:
     """All trials of this host. Touched only on its loop."""
 
-    def __init__(  # its parts, each made elsewhere
-        self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics, least_free_bytes: int = LEAST_FREE_BYTES
-    ) -> None:
+    def __init__(self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics) -> None:
         self._artifact_root = folder / "artifacts"
         self._shelf = Shelf(self._artifact_root)
-        self._room = Room(folder, least_free_bytes)
+        self._room = Room(folder)
         self._load_folder = folder / "load"
         self._journal = journal
         self._tools = tools

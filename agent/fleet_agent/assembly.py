@@ -23,7 +23,6 @@ from fleet_agent.launching import Tools
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.metrics import AgentMetrics
 from fleet_agent.ports import Ports
-from fleet_agent.room import LEAST_FREE_BYTES
 from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
 from fleet_protos.door import Door
@@ -52,9 +51,7 @@ class Parts:
     door: Door | None = None  # before the server on a network; it must be served too
 
 
-async def assemble(
-    config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0, least_free_bytes: int = LEAST_FREE_BYTES
-) -> Parts:
+async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0) -> Parts:
     """Build everything. Raises ConfigError for a bad configuration, Conflict when the state folder or the address is in use."""
     state = (config.state or Path()).absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)
@@ -65,7 +62,7 @@ async def assemble(
     simulated_gpus = config.simulated_gpus or 0
     tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, view)
     pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(simulated_gpus))))
-    agent = Agent(state, journal, tools, pools, AgentMetrics(host, endpoint(config.metrics)), least_free_bytes)
+    agent = Agent(state, journal, tools, pools, AgentMetrics(host, endpoint(config.metrics)))
     about = agent_pb2.DescribeResponse(
         host=host,
         gpus=gpus,

@@ -11,6 +11,7 @@ from fleet_agent.core.standstill import stall_message
 from fleet_agent.engines.sglang.explain import of_runtime, silent
 from fleet_agent.following import Hanging, LogFollower, Stalled
 from fleet_agent.processes import ProcessStat, members_of, oom_kills
+from fleet_agent.room import fullness
 from fleet_agent.supervisor import ServerProcess
 from fleet_agent.watching import Member, Members
 from fleet_knowledge.failures import FAILURES, kind_of
@@ -153,6 +154,8 @@ class Guard:
         kills = oom_kills() - self._kills_before
         if kills > 0:
             return "host_oom_kill", f"the kernel ended {kills} processes of this host for want of memory since the launch"
+        if full := fullness(self._process.log.parent):
+            return "disk_full", f"{full}, so its log cannot tell why"
         if member is not None:
             return "scheduler_died", "its log names no cause, so somebody or something outside ended it"
         return silent(exit_code)

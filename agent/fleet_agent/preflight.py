@@ -17,6 +17,7 @@ from fleet_agent.host.gpus import Reading
 from fleet_agent.host.memory import holder
 from fleet_agent.host.models import missing_of
 from fleet_agent.host.view import HostView
+from fleet_agent.room import LEAST_FREE_BYTES
 from fleet_agent.secrets import SCHEME
 from fleet_knowledge.failures import FAILURES
 from fleet_knowledge.host import fabric, leftovers
@@ -25,7 +26,7 @@ from fleet_knowledge.host.gpu import Gpu
 from fleet_knowledge.nccl.remarks import files_needed
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
 
-_DISK_LEAST_BYTES, _DISK_LOW_BYTES = 64 << 20, 1 << 30  # a log and the raw runs; below the first a trial cannot be recorded at all
+_DISK_LOW_BYTES = 1 << 30
 _SHM_LEAST_BYTES = 1 << 30
 _BUSY_SHARE = 0.10  # of a GPU's memory, in use before anything was launched
 _MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
@@ -56,7 +57,7 @@ def check_disk(folder: Path) -> Iterator[Finding]:
     except OSError:
         return
     if free < _DISK_LOW_BYTES:
-        code = "preflight_disk" if free < _DISK_LEAST_BYTES else "disk_low"
+        code = "preflight_disk" if free < LEAST_FREE_BYTES else "disk_low"
         yield Finding(code, f"{free >> 20} MiB are free in {folder}", "make room there, or start the agent with another --state")
 
 

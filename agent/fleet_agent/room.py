@@ -8,6 +8,13 @@ from pathlib import Path
 
 LEAST_FREE_BYTES = 64 << 20  # logs and raw requests of one trial, with some to spare
 _LEAST_FILES = 200
+_FULL_BYTES = 64 << 10  # less is not even a page of a log for each process
+
+
+def fullness(folder: Path) -> str:
+    """`the disk of DIR is full` when nothing can be written there, else empty."""
+    free, _ = _asked(folder)
+    return f"the disk of {folder} is full" if free < _FULL_BYTES else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +26,22 @@ class Room:
 
     def free_bytes(self) -> int:
         """What this user may still write there; 0 when the folder cannot be asked."""
-        try:
-            disk = os.statvfs(self.folder)
-        except OSError:
-            return 0
-        return disk.f_bavail * disk.f_frsize
+        return _asked(self.folder)[0]
 
     def missing(self) -> str:
         """Why no trial may begin, in words; empty when one may."""
-        try:
-            disk = os.statvfs(self.folder)
-        except OSError as error:
-            return f"{self.folder}: {error.strerror}"
-        if (free := disk.f_bavail * disk.f_frsize) < self.least_bytes:
+        free, files = _asked(self.folder)
+        if free < self.least_bytes:
             return f"the disk of {self.folder} has {free >> 20} MiB free, a trial needs {self.least_bytes >> 20} MiB"
-        if disk.f_files and disk.f_favail < _LEAST_FILES:
-            return f"the disk of {self.folder} takes only {disk.f_favail} more files"
+        if files < _LEAST_FILES:
+            return f"the disk of {self.folder} takes only {files} more files"
         return ""
+
+
+def _asked(folder: Path) -> tuple[int, int]:
+    """Bytes and files that this user may still put there; none when the disk cannot be asked."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return 0, 0
+    return disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else _LEAST_FILES

@@ -20,7 +20,7 @@ from fleet_protos.trial import Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 
-_JOURNAL_AGAIN_S = 2.0
+_JOURNAL_AGAIN_S = 0.5
 
 # Appends to the journal and tells the watchers; returns the event as recorded.
 Record = Callable[[ev.Body, Trial, int], Awaitable[ev.Event]]
