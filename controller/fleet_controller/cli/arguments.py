@@ -115,9 +115,9 @@ def _hosts(command: argparse.ArgumentParser) -> None:
         "ls: list them (default); show: all that is known of one; check: look for what stands in the way of trials; "
         "drain: no new trials, what runs goes on to its end; undrain: trials again, also after failures"
     )
-    command.add_argument("action", nargs="?", choices=("ls", "show", "check", "drain", "undrain"), default="ls", help=text)
+    command.add_argument("action", nargs="?", choices=("ls", "show", "check", "drain", "undrain", "revoke"), default="ls", help=text)
     command.add_argument("hosts", nargs="*", metavar="HOST", help="which (check: all by default)")
-    command.add_argument("--reason", default="", metavar="TEXT", help="drain: why, for whoever waits")
+    command.add_argument("--reason", default="", metavar="TEXT", help="drain, revoke: why, for whoever waits")
 
 
 def _trust(command: argparse.ArgumentParser) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from fleet_controller.cli.places import Places, places
 from fleet_controller.liveness import is_live
 from fleet_controller.report.values import Controller
+from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
     from fleet_controller.reading import StoredJobs
+    from fleet_protos.identity import TlsFiles
 
 
 @asynccontextmanager
@@ -24,11 +26,28 @@ async def connected(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
     if address:
         from fleet_controller.cli.remote import RemoteController
 
-        async with RemoteController(address) as remote:
+        async with RemoteController(address, user_files(address, arguments.trust, home)) as remote:
             yield remote
         return
     with stored(home) as jobs:
         yield jobs
+
+
+def user_files(address: str, trust: str, home: Places) -> TlsFiles | None:
+    """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None for one of this machine without TLS."""
+    if address.startswith("unix:"):
+        return None
+    from fleet_controller.trust.place import trust_folder
+    from fleet_protos.identity import TlsFiles
+    from fleet_protos.tls import is_local
+
+    folder = trust_folder(trust, home.state)
+    if not folder.is_dir() and not trust:
+        if is_local(address):
+            return None
+        told = f"{address} is on a network, where a certificate is needed, and there is none in {folder}"
+        raise ConfigError(told, "`fleetctl trust issue NAME` on the controller's machine makes one; --trust DIR names its folder")
+    return TlsFiles(folder / "ca.crt", folder / "user.crt", folder / "user.key")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fleet_controller.cli.console import Console
+from fleet_controller.cli.trust import made_authority
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode
 
@@ -31,6 +32,7 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
     files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}
     taken = [str(path) for path in files if path.exists()]
     if taken and not arguments.force:
+        console.tell(made_authority(arguments))  # a first init that was cut off after its files is finished by a second
         raise ConfigError(f"{', '.join(taken)} exists already; nothing was written", "--force overwrites, or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,6 +41,7 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}", "name a folder that you may write to") from error
     console.lines(f"wrote {path}" for path in files)
+    console.tell(made_authority(arguments))
     console.tell(f"next: fleetctl lint {folder / 'job.yaml'}")
     return ExitCode.DONE
 

@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the result is the exit code. Raises SystemExit only for --help and wrong options (2)."""
     arguments = parser().parse_args(argv)
     _open_what_is_closed()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the error says in words
     out = console(arguments.debug)
     try:
         # Only the module of the command asked for is imported: `fleetctl --help` must not wait for SciPy.

@@ -11,6 +11,8 @@ from grpc import aio
 from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.identity import CONTROLLER_NAME, TlsFiles
+from fleet_protos.tls import Line
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 
@@ -32,18 +34,21 @@ T = TypeVar("T")
 
 
 class RemoteController:
-    """A controller behind a gRPC address. Use it as an async context manager."""
+    """A controller behind a gRPC address, with `tls` where that is on a network. Use it as an async context manager.
 
-    def __init__(self, address: str) -> None:
+    Raises ConfigError, which names the file, for TLS files that cannot be used.
+    """
+
+    def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
         self._address = address
-        self._channel = aio.insecure_channel(address, options=[("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)])
-        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = controller_pb2_grpc.ControllerServiceStub(self._channel)
+        self._line = Line(address, tls, CONTROLLER_NAME, [("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)])
+        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = controller_pb2_grpc.ControllerServiceStub(self._line.channel())
 
     async def __aenter__(self) -> RemoteController:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._channel.close(None)
+        await self._line.close()
 
     async def submit(self, yaml: str, file_name: str) -> str:
         """See `Controller`."""
@@ -65,7 +70,7 @@ class RemoteController:
             async for change in self._stub.WatchJob(pb.WatchJobRequest(job_id=job_id)):
                 yield from_proto(JobChange, change)
         except aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise await self._translated(error) from error
 
     async def cancel(self, job_id: str) -> int:
         """See `Controller`."""
@@ -91,7 +96,7 @@ class RemoteController:
             async for check in self._stub.CheckHosts(pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_S):
                 yield from_proto(HostCheck, check)
         except aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise await self._translated(error) from error
 
     async def results(self, job_id: str) -> Results:
         """See `Controller`."""
@@ -106,12 +111,19 @@ class RemoteController:
         try:
             return await call
         except aio.AioRpcError as error:
-            raise self._translated(error) from error
+            raise await self._translated(error) from error
 
-    def _translated(self, error: aio.AioRpcError) -> FleetError:
+    async def _translated(self, error: aio.AioRpcError) -> FleetError:
         kind = _ERRORS.get(error.code(), Bug)
         message, _, hint = (error.details() or error.code().name.lower()).partition("\n")
         if kind is HostUnreachable:
-            unanswered = f"the controller at {self._address} does not answer: {message}"
-            return HostUnreachable(unanswered, hint or "is `fleetctl up` running there?")
+            reason = await self._line.why_not() or message
+            unanswered = f"the controller at {self._address} does not answer: {reason}"
+            return HostUnreachable(unanswered, hint or _hint(reason))
         return kind(message, hint)
+
+
+def _hint(reason: str) -> str:
+    if "certificate" in reason:
+        return "`fleetctl trust show` tells of those here; `fleetctl trust issue NAME` on the controller's machine makes new ones"
+    return "is `fleetctl up` running there?"

@@ -1,0 +1,169 @@
+"""Owns `fleetctl trust`, `hosts revoke` and init's authority: what is done to the trust folder, and telling it. Reaches no host."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.places import places
+from fleet_controller.trust.place import trust_folder
+from fleet_protos.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from fleet_controller.trust.authority import Authority
+
+_USER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """One action, by name."""
+    _check(arguments)
+    _ACTIONS[arguments.action](arguments, console)
+    return ExitCode.DONE
+
+
+def made_authority(arguments: argparse.Namespace, *, replace: bool = False) -> str:
+    """Make the authority unless there is one; what was done, in one line."""
+    from fleet_controller.trust.establish import establish
+
+    folder = _folder(arguments)
+    if establish(folder, user_name(), replace=replace):
+        return f"made the fleet's authority in {folder}: keep a backup of it, and let nobody read it"
+    return f"kept the fleet's authority in {folder}"
+
+
+def revoke_hosts(arguments: argparse.Namespace, console: Console) -> int:
+    """`fleetctl hosts revoke HOST…`."""
+    if not arguments.hosts:
+        raise ConfigError("hosts revoke needs the name of a host", "fleetctl trust show lists them")
+    authority = _open(arguments)
+    for host in arguments.hosts:
+        count = authority.revoke(host, arguments.reason)
+        console.tell(f"host {host}: {_counted(count)} revoked; the controller speaks to it no more, also a running one")
+    console.tell(f"fleetctl deploy {' '.join(arguments.hosts)} would give a new one")
+    return ExitCode.DONE
+
+
+def user_name() -> str:
+    """The user of this machine, as a name that a certificate may carry."""
+    try:
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", getpass.getuser()).strip("._-")
+    except (OSError, KeyError):  # a container without an entry for this user
+        name = ""
+    return name[:63] or "me"
+
+
+def _show(arguments: argparse.Namespace, console: Console) -> None:
+    from fleet_controller.report.screen import table_text
+    from fleet_controller.report.trust import trust_json, trust_notes, trust_of, trust_table
+
+    trust = trust_of(_folder(arguments), time.time_ns() // 1_000_000_000)
+    if arguments.json:
+        console.json(trust_json(trust))
+        return
+    console.text(table_text(trust_table(trust), console.width, console.colour))
+    console.tell(*trust_notes(trust))
+
+
+def _issue(arguments: argparse.Namespace, console: Console) -> None:
+    if len(arguments.names) != 1 or not arguments.output:
+        raise ConfigError("trust issue needs the name of a user and a folder", "fleetctl trust issue ann -o ann-trust")
+    from fleet_controller.trust import folder as files
+
+    name, folder = arguments.names[0], Path(arguments.output)
+    if not _USER.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot stand in a certificate", "use letters, digits, `.`, `-` and `_`, at most 63")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; nothing was written", "name a folder that does not exist")
+    authority = _open(arguments)
+    issued = authority.issue_user(name)
+    content = {
+        "user.key": (issued.key_pem, True), "user.crt": (issued.certificate_pem, False), "ca.crt": (authority.authorities_pem(), False),
+    }  # fmt: skip
+    files.make(folder.absolute(), content)
+    console.lines(f"wrote {folder / file}" for file in content)
+    console.tell(
+        f"copy {folder} to the machine of {name} by a way that nobody else can read, and remove it here",
+        f"there: fleetctl ls --controller HOST:PORT --trust {folder.name}, or BENCHFLEET_TRUST",
+    )
+
+
+def _rotate(arguments: argparse.Namespace, console: Console) -> None:
+    authority = _open(arguments)
+    if arguments.authority:
+        _rotate_authority(authority, console)
+    elif arguments.names:
+        for host in arguments.names:
+            authority.ask_renewal(host)
+        console.tell(f"next: fleetctl deploy {' '.join(arguments.names)} brings new certificates; a running agent takes its own at once")
+    else:
+        authority.renew_controller()
+        authority.renew_user(user_name())
+        console.tell("the controller and you have new certificates; a running controller takes its own at once")
+
+
+def _rotate_authority(authority: Authority, console: Console) -> None:
+    if authority.is_being_replaced and not authority.waiting():
+        authority.finish_replacing(user_name())
+        console.tell(
+            "the authority before is dropped; controller and you have certificates of the new one",
+            "next: fleetctl deploy, so that the hosts drop it too; other users need a new `fleetctl trust issue`",
+        )
+        return
+    if authority.is_being_replaced:
+        authority.finish_replacing(user_name())  # tells which hosts wait
+    authority.begin_replacing()
+    waiting = authority.waiting()
+    todo = f"fleetctl deploy ({len(waiting)} hosts wait for it), then " if waiting else ""
+    console.tell("a new authority issues from now on; both are trusted", f"next: {todo}fleetctl trust rotate --authority again")
+
+
+def _revoke(arguments: argparse.Namespace, console: Console) -> None:
+    authority = _open(arguments)
+    if arguments.controller:
+        console.tell(f"the controller: {_counted(authority.revoke_controller(arguments.reason))} revoked, and it has a new one")
+        console.tell("next: fleetctl deploy, so that the hosts refuse the one before")
+        return
+    if not arguments.names:
+        raise ConfigError("trust revoke needs the names of users, or --controller", "fleetctl hosts revoke is for hosts")
+    for name in arguments.names:
+        console.tell(f"user {name}: {_counted(authority.revoke_user(name, arguments.reason))} revoked, also for a running controller")
+
+
+def _init(arguments: argparse.Namespace, console: Console) -> None:
+    console.tell(made_authority(arguments, replace=arguments.force))
+    if arguments.force:
+        console.tell("next: fleetctl deploy for every host; other users need a new `fleetctl trust issue`")
+
+
+_ACTIONS = {"show": _show, "issue": _issue, "rotate": _rotate, "revoke": _revoke, "init": _init}
+_OWN = {"output": ("issue",), "authority": ("rotate",), "controller": ("revoke",), "reason": ("revoke",), "force": ("init",)}
+_NAMED = ("issue", "rotate", "revoke")
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for an option that the action does not take: nothing is ignored in silence."""
+    for option, actions in _OWN.items():
+        if getattr(arguments, option) and arguments.action not in actions:
+            raise ConfigError(f"trust {arguments.action} takes no --{option}", f"it goes with trust {actions[0]}")
+    if arguments.names and (arguments.action not in _NAMED or arguments.authority or arguments.controller):
+        raise ConfigError(f"trust {arguments.action} takes no names here", "leave out the names, or the option")
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    return trust_folder(getattr(arguments, "trust", ""), places(arguments.state).state)
+
+
+def _open(arguments: argparse.Namespace) -> Authority:
+    from fleet_controller.trust.authority import Authority
+
+    return Authority.open(_folder(arguments))
+
+
+def _counted(count: int) -> str:
+    return "1 certificate" if count == 1 else f"{count} certificates"
