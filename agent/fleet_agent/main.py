@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -43,6 +44,8 @@ def main() -> int:
     """Run until SIGTERM or SIGINT, or `check` the host. Returns a process exit code; no traceback for a user's mistake."""
     if sys.argv[1:2] == ["check"]:
         return _check(sys.argv[2:])
+    if sys.argv[1:2] == ["pending"]:
+        return _pending(sys.argv[2:])
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says in words
@@ -69,6 +72,19 @@ def _check(words: list[str]) -> int:
         return ExitCode.DONE if isinstance(error, BrokenPipeError) else _tell(told)
 
 
+def _pending(words: list[str]) -> int:
+    """For a deploy: what would be lost if the agent ended now, or its state went."""
+    from fleet_agent.pending import pending
+
+    parse = argparse.ArgumentParser(prog="fleet-agent pending", description="Print what the journal still holds for the controller.")
+    parse.add_argument("--state", type=Path, required=True, help="the agent's state folder")
+    try:
+        print(json.dumps(pending(parse.parse_args(words).state)))  # noqa: T201 - its result
+    except FleetError as error:
+        return _tell(error)
+    return ExitCode.DONE
+
+
 def _tell(error: FleetError) -> int:
     print(f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
     return error.exit_code
@@ -91,6 +107,7 @@ async def _serve(options: argparse.Namespace) -> None:
 async def _work(options: argparse.Namespace) -> None:
     from fleet_agent.assembly import assemble
     from fleet_agent.config import settle
+    from fleet_agent.notify import tell_ready
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -103,6 +120,7 @@ async def _work(options: argparse.Namespace) -> None:
         await parts.server.start()
         serving = tasks.create_task(parts.door.serve()) if parts.door else None
         log.info("listening on %s as host %s", parts.address, parts.host)
+        tell_ready()
         if options.linger > 0:
             tasks.create_task(_end_when_lonely(parts.agent, options.linger, stopping))
         await working
