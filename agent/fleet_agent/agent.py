@@ -133,12 +133,16 @@ class Agent:
         if (trial_id, attempt) not in self._runners:
             self._shelf.release(trial_id, attempt)
 
+    def knows(self, trial_id: str, attempt: int) -> bool:
+        """It was taken before, and may be over."""
+        return (trial_id, attempt) in self._runners or self._journal.knows(trial_id, attempt)
+
     def start(self, spec: TrialSpec) -> bool:
         """Take a trial; True when this trial and attempt was known before.
 
         Raises Superseded when a newer attempt is known, Conflict while an older one ends, GPUs are taken or the disk is full, ConfigError.
         """
-        if (spec.trial_id, spec.attempt) in self._runners or self._journal.knows(spec.trial_id, spec.attempt):
+        if self.knows(spec.trial_id, spec.attempt):
             return True
         self._fence(spec)
         if missing := self.takes_no_trials:

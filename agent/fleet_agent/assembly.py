@@ -22,6 +22,7 @@ from fleet_agent.journal import Journal
 from fleet_agent.launching import Tools
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.metrics import AgentMetrics
+from fleet_agent.policy import Admission
 from fleet_agent.ports import Ports
 from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
@@ -32,7 +33,7 @@ from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
 _OPTIONS = [
     ("grpc.max_concurrent_streams", 512),
-    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", 2 << 20),  # the largest is a trial
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),  # a controller asks every 5 s whether the line still stands
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -63,6 +64,7 @@ async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memor
     tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, view)
     pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(simulated_gpus))))
     agent = Agent(state, journal, tools, pools, AgentMetrics(host, endpoint(config.metrics)))
+    admission = Admission.of(host, config, state)
     about = agent_pb2.DescribeResponse(
         host=host,
         gpus=gpus,
@@ -70,9 +72,14 @@ async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memor
         labels=config.labels,
         fingerprint=await view.fingerprint(),
         load_only=config.policy.load_only,
+        strict=not config.policy.is_open,
+        allowed_pythons=admission.policy.python,
+        allowed_images=admission.policy.images,
+        server_python=config.server.python,
+        server_image=config.server.image,
     )
     server = aio.server(options=_OPTIONS)
-    agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about), server)
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about, admission), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -9,7 +9,7 @@
     load_only = false                  # true: drives load for other hosts, launches no server
     [labels]      gpu = "h200"
     [tls]         authorities = "/etc/benchfleet/ca.crt"  certificate = "…/agent.crt"  key = "…/agent.key"  revoked = "…/revoked.json"
-    [allow]       python = []  images = []  models = []  mounts = []  env = []
+    [allow]       python = []  images = []  models = []  mounts = []  env = []  args = []
     [server]      python = "/home/me/ml-env/bin/python3"  image = ""
     [server.env]  NCCL_SOCKET_IFNAME = "eth0"
 
@@ -41,7 +41,7 @@ _LARGEST_BYTES = 1 << 20
 _TABLES: Mapping[str, Mapping[str, type]] = {
     "": {"host": str, "listen": str, "state": str, "gpus": int, "simulated_gpus": int, "metrics": str, "load_only": bool},
     "tls": {"authorities": str, "certificate": str, "key": str, "revoked": str},
-    "allow": {"python": list, "images": list, "models": list, "mounts": list, "env": list},
+    "allow": {"python": list, "images": list, "models": list, "mounts": list, "env": list, "args": list},
     "server": {"python": str, "image": str},
 }
 _FREE = ("labels", "server.env")  # tables whose keys are the user's own
@@ -131,7 +131,8 @@ class _Reading:
             elif key not in _TABLES[table]:
                 self.fault(dotted, "unknown key", _nearest(key, [*_TABLES[table], *_inside(table)]))
             elif not _is(value, _TABLES[table][key]):
-                self.fault(dotted, f"must be {_KINDS[_TABLES[table][key]]}", f"it is {_KINDS.get(type(value), 'a ' + type(value).__name__)}")
+                seen = _KINDS.get(type(value), f"a {type(value).__name__}")
+                self.fault(dotted, f"must be {_KINDS[_TABLES[table][key]]}", f"it is {seen}")
             else:
                 found[table][key] = value
 
@@ -233,7 +234,7 @@ def _check_server(config: AgentConfig, reading: _Reading) -> None:
             reading.fault(f"server.env.{name}", "is no name of a variable", "use letters, digits and `_`")
         if "\0" in value:
             reading.fault(f"server.env.{name}", "has a NUL byte", "remove it: no variable can hold one")
-    for key in ("python", "images", "models", "mounts", "env"):
+    for key in ("python", "images", "models", "mounts", "env", "args"):
         for pattern in getattr(config.policy, key):
             if not pattern or any(ord(mark) < 32 for mark in pattern):
                 reading.fault(f"allow.{key}", f"{pattern!r} is no pattern", "write a name, or one with `*` and `?`")

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf import json_format
 from grpc import aio
 
 from fleet_agent import evidence
 from fleet_agent.agent import Agent
+from fleet_agent.core.soundness import LARGEST_SPEC_BYTES
 from fleet_agent.journal import Journal, JournalFailed
+from fleet_agent.policy import Admission
 from fleet_protos import __version__
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.errors import ConfigError, Conflict, FleetError, Superseded
@@ -24,6 +27,7 @@ from fleet_protos.trial import TrialSpec
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
+_LONGEST_REASON_BYTES = 2000
 _STATUS = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -35,16 +39,18 @@ Context = aio.ServicerContext[Any, Any]
 
 async def _refuse(context: Context, error: FleetError) -> NoReturn:
     text = f"{error.message} — {error.hint}" if error.hint else error.message
-    await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), text)
+    short = text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore")  # it travels in the trailer, which takes 8 KiB
+    await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), short)
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """Each verb returns at once; what happens comes through WatchEvents."""
 
-    def __init__(self, agent: Agent, journal: Journal, about: agent_pb2.DescribeResponse) -> None:
+    def __init__(self, agent: Agent, journal: Journal, about: agent_pb2.DescribeResponse, admission: Admission) -> None:
         self._agent = agent
         self._journal = journal
         self._about = about
+        self._admission = admission
 
     async def Describe(self, request: agent_pb2.DescribeRequest, context: Context) -> agent_pb2.DescribeResponse:
         """Who this agent is and what it is doing."""
@@ -64,9 +70,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     async def StartTrial(self, request: agent_pb2.StartTrialRequest, context: Context) -> agent_pb2.StartTrialResponse:
         """Idempotent by trial id and attempt."""
-        spec = from_proto(TrialSpec, request.spec)
         try:
             await self._agent.obey(_lease(request))
+            spec = _trial(request)
+            if not self._agent.knows(spec.trial_id, spec.attempt):
+                spec = await asyncio.to_thread(self._admission.admit, spec)
             return agent_pb2.StartTrialResponse(known=self._agent.start(spec))
         except FleetError as error:
             await _refuse(context, error)
@@ -134,6 +142,16 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 def _lease(request: Any) -> Lease:
     """Whose order it is; without a lease nobody's."""
     return from_proto(Lease, request.lease)
+
+
+def _trial(request: agent_pb2.StartTrialRequest) -> TrialSpec:
+    """Raises ConfigError for what cannot be read as one."""
+    if (size := request.ByteSize()) > LARGEST_SPEC_BYTES:
+        raise ConfigError(f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES}", "look who sent it")
+    try:
+        return from_proto(TrialSpec, request.spec)
+    except (ValueError, json_format.Error) as error:  # a number that JSON cannot hold, an enum that is none
+        raise ConfigError(f"no trial can be read from the message: {error}", "look who sent it") from error
 
 
 def _read(path: os.PathLike[str], offset: int) -> bytes:

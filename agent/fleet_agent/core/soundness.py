@@ -1,0 +1,162 @@
+"""Owns what a trial must look like before anything is made of it: names, lengths, counts, numbers. Pure; whose host it is does not matter.
+
+Every field is walked by its type, so that one added later is covered without a word here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+
+LARGEST_SPEC_BYTES = 1 << 20
+_LONGEST = 4096  # characters of a name, path or address
+_LONGEST_VALUE = 32 << 10  # of one argument or variable: a process takes 128 KiB a word
+_MOST_ENTRIES = 1000
+_MOST_WORKLOADS = 200
+_DEEPEST = 12
+_LARGEST_NUMBER = 1e15
+_LONGEST_WAIT_S = 30 * 86400.0
+_MOST_RUNS, _MOST_AT_ONCE, _MOST_REQUESTS = 10_000, 100_000, 10_000_000
+
+_TRIAL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+_ARGUMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,255}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+_MEETING = re.compile(r"[A-Za-z0-9.:\[\]_%-]{1,255}:\d{1,5}")
+_SHM_SIZE = re.compile(r"[0-9]{1,15}[A-Za-z]{0,2}")
+_CPUS = re.compile(r"[a-z]{0,8}|[0-9,-]{1,4096}")
+_VALUES = ("engine.args.", "engine.env.")  # texts that a server reads, and nobody else
+_LAYOUT = str.maketrans("", "", "\n\t")
+
+
+def faults(spec: TrialSpec) -> tuple[str, ...]:
+    """All that no trial may have, one line each; never more than twenty."""
+    found = []
+    for fault in _faults(spec):
+        found.append(fault)
+        if len(found) == 20:
+            break
+    return tuple(found)
+
+
+def _faults(spec: TrialSpec) -> Iterator[str]:
+    yield from _walk("", spec, 0)
+    yield from _of_trial(spec)
+    yield from _of_engine(spec.engine)
+    yield from _of_measure(spec)
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """A text of somebody else's in a message: short, and nothing in it moves a cursor."""
+    return ascii(text if len(text) <= limit else f"{text[:limit]}…")
+
+
+# Any field
+
+
+def _walk(key: str, value: Any, depth: int) -> Iterator[str]:
+    if depth > _DEEPEST:
+        yield f"{key}: nested deeper than {_DEEPEST}"
+    elif isinstance(value, str):
+        yield from _of_text(key, value)
+    elif isinstance(value, float | int):
+        yield from _of_number(key, value)
+    elif isinstance(value, Mapping | list | tuple) or is_dataclass(value):
+        yield from _of_count(key, 0 if is_dataclass(value) else len(value))
+        for name, place, entry in _parts(key, value):
+            yield from (*_of_text(f"a name in {key}", name), *_walk(place, entry, depth + 1))
+
+
+def _parts(key: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """(name, dotted place, content) of what a value holds; the name is empty where it is none of the sender's."""
+    if isinstance(value, Mapping):
+        yield from ((str(name), f"{key}.{shown(str(name))[1:-1]}", entry) for name, entry in value.items())
+    elif isinstance(value, list | tuple):
+        yield from (("", f"{key}[{index}]", entry) for index, entry in enumerate(value))
+    else:
+        yield from (("", f"{key}.{item.name}" if key else item.name, getattr(value, item.name)) for item in fields(value))
+
+
+def _of_number(key: str, number: float) -> Iterator[str]:
+    is_seed = key.rpartition(".")[2] == "seed"  # any 64 bits
+    if not math.isfinite(number) or (abs(number) > _LARGEST_NUMBER and not is_seed):
+        yield f"{key}: {number} is no number to work with"
+
+
+def _of_count(key: str, count: int) -> Iterator[str]:
+    if count > _MOST_ENTRIES:
+        yield f"{key}: {count} entries, more than {_MOST_ENTRIES}"
+
+
+def _of_text(key: str, text: str) -> Iterator[str]:
+    is_value = key.startswith(_VALUES)
+    longest = _LONGEST_VALUE if is_value else _LONGEST
+    if len(text.encode(errors="surrogatepass")) > longest:
+        yield f"{key}: {len(text)} characters, longer than {longest} bytes"
+    elif not (text.isprintable() or (is_value and text.translate(_LAYOUT).isprintable())):
+        mark = next(mark for mark in text if not mark.isprintable() and not (is_value and mark in "\n\t"))
+        yield f"{key}: holds the character {mark!a}, which nobody sees"
+
+
+# Particular fields
+
+
+def _of_trial(spec: TrialSpec) -> Iterator[str]:
+    if not _TRIAL_ID.fullmatch(spec.trial_id):
+        yield f"trial_id: {shown(spec.trial_id)} is no name of a folder: letters, digits, `.`, `-` and `_`, at most 200"
+    if not 0 < spec.attempt < 1_000_000:
+        yield f"attempt: {spec.attempt} is no number of an attempt"
+    if len(spec.workloads) > _MOST_WORKLOADS:
+        yield f"workloads: {len(spec.workloads)}, more than {_MOST_WORKLOADS}"
+
+
+def _of_engine(engine: EngineSpec) -> Iterator[str]:
+    yield from (f"engine.env: {shown(name)} is no name of a variable" for name in engine.env if not _VARIABLE.fullmatch(name))
+    yield from (f"engine.args: {shown(name)} is no name of an argument" for name in engine.args if not _ARGUMENT.fullmatch(name))
+    for key, text in (("model.path", engine.model_path), ("engine.python", engine.python), ("container.python", engine.container.python)):
+        if text.startswith("-"):
+            yield f"{key}: {shown(text)} begins with a dash, so it would be read as an option"
+    patterns = (
+        ("engine.container.image", engine.container.image, _IMAGE),
+        ("engine.container.shm_size", engine.container.shm_size, _SHM_SIZE),
+        ("engine.gang.init_address", engine.gang.init_address, _MEETING),
+        ("engine.cpu_binding", engine.cpu_binding, _CPUS),
+    )
+    yield from (f"{key}: {shown(text)} cannot be one" for key, text, pattern in patterns if text and not pattern.fullmatch(text))
+    if engine.container.runtime not in ("", "docker", "podman"):
+        yield f"engine.container.runtime: {shown(engine.container.runtime)} is neither docker nor podman"
+    if engine.kind is EngineKind.EXTERNAL:
+        yield from _of_url(engine.url)
+    for key, wait_s in (("ready_timeout_s", engine.ready_timeout_s), ("stop_timeout_s", engine.stop_timeout_s)):
+        if not 0 <= wait_s <= _LONGEST_WAIT_S:
+            yield f"engine.{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
+
+
+def _of_url(url: str) -> Iterator[str]:
+    try:
+        place = urlsplit(url)
+        sound = place.scheme in ("http", "https") and place.hostname and place.port != 0 and place.username is None
+    except ValueError:
+        sound = False
+    if not sound or " " in url or "?" in url or "#" in url:
+        yield f"engine.url: {shown(url)} is not http://HOST:PORT or https://HOST:PORT"
+
+
+def _of_measure(spec: TrialSpec) -> Iterator[str]:
+    if spec.measure.runs_max > _MOST_RUNS:
+        yield f"measure.runs_max: {spec.measure.runs_max}, more than {_MOST_RUNS}"
+    for index, load in enumerate(spec.workloads):
+        for key, count, most in (("concurrency", load.concurrency, _MOST_AT_ONCE), ("requests", load.requests, _MOST_REQUESTS)):
+            if count > most:
+                yield f"workloads[{index}].{key}: {count}, more than {most}"
+        if load.prompts and not re.fullmatch(r"[a-z]+:[A-Za-z0-9._-]{1,100}", load.prompts):
+            yield f"workloads[{index}].prompts: {shown(load.prompts)} is no builtin:NAME"
+        for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s)):
+            if not 0 <= wait_s <= _LONGEST_WAIT_S:
+                yield f"workloads[{index}].{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"

@@ -1,0 +1,78 @@
+"""Owns the admission of trials: sound, allowed on this host, with the host's defaults. Looks at links and programs; starts nothing.
+
+Refused is refused for good: the controller closes such a trial as a mistake of configuration, and does not try it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fleet_agent.config import AgentConfig
+from fleet_agent.core.policy import Policy, ServerDefaults, with_defaults, with_own
+from fleet_agent.core.refusals import Look, Refusal, refusals
+from fleet_agent.core.soundness import faults, shown
+from fleet_protos.errors import ConfigError
+from fleet_protos.trial import TrialSpec
+
+log = logging.getLogger(__name__)
+
+_UNSOUND = "this is no trial that a controller of benchfleet sends: correct the job, or look who sent it"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The rules of one host. `private`: folders of the agent that no job may name."""
+
+    host: str
+    policy: Policy = field(default_factory=Policy)
+    defaults: ServerDefaults = field(default_factory=ServerDefaults)
+    private: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, host: str, config: AgentConfig, state: Path) -> Admission:
+        """As the agent is configured."""
+        named = [state, *((Path(config.file).parent,) if config.file else ())]
+        named += [path.parent for path in (config.tls.authorities, config.tls.certificate, config.tls.key)] if config.tls else []
+        private = tuple(dict.fromkeys(os.path.realpath(path) for path in named))
+        return cls(host, with_own(config.policy, config.server), config.server, private)
+
+    def admit(self, spec: TrialSpec) -> TrialSpec:
+        """The trial as it is run here. Raises ConfigError, told in the log too. Follows links: call it in a thread."""
+        if unsound := faults(spec):
+            self._log(spec, unsound)
+            raise ConfigError(f"host {self.host} takes no such trial: {'; '.join(unsound)}", _UNSOUND)
+        engine = with_defaults(spec.engine, self.defaults)
+        given = tuple(name for name in self.defaults.env if name not in spec.engine.env)
+        refused = refusals(engine, given, self.policy, self._look())
+        if refused:
+            told = "; ".join(map(str, refused))
+            self._log(spec, map(str, refused))
+            raise ConfigError(f"host {self.host} does not allow trial {spec.trial_id}: {told}", self._hint(refused))
+        return replace(spec, engine=engine)
+
+    def _look(self) -> Look:
+        return Look(str(Path.home()), os.path.realpath, lambda program: shutil.which(program) or "", self.private)
+
+    def _hint(self, refused: Iterable[Refusal]) -> str:
+        lists: dict[str, list[str]] = {}
+        never = []
+        for refusal in refused:
+            if refusal.allow:
+                lists.setdefault(refusal.allow, []).append(refusal.entry)
+            else:
+                never.append(refusal.key)
+        allow = ", ".join(f"{name}: [{', '.join(dict.fromkeys(entries))}]" for name, entries in lists.items())
+        hints = [f"remove {', '.join(never)} from the job"] if never else []
+        if allow:
+            owner = f"have the owner of the fleet write in fleet.yaml, for {self.host}: allow: {{{allow}}}, then run `fleetctl deploy`"
+            hints.append(f"remove it from the job, or {owner}")
+        return "; ".join(hints)
+
+    def _log(self, spec: TrialSpec, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            log.warning("trial %s of job %s refused: %s", shown(spec.trial_id), shown(spec.job_id), shown(reason, 500))
