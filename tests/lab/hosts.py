@@ -22,6 +22,11 @@ from tests.lab.programs import SYSTEM_PATH, LabTrouble, detach, variables
 SOURCE = Path(__file__).parent
 BOOT_S = 30.0
 POLL_S = 0.005
+FAKE_CLOCK = "usr/lib/*/faketime/libfaketimeMT.so.1"
+BEGIN = """
+log=$1 && shift
+setsid --fork sh -c 'echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@"' "$0" "$@" >>"$log" 2>&1 </dev/null
+"""
 LISTENS_ON_SSH = " 00000000:0016 00000000:0000 0A "  # a line of /proc/net/tcp
 
 
@@ -100,6 +105,7 @@ class LabHost:
     with_venv: bool = False
     systemd: bool = False
     _init: int = field(default=0, init=False)
+    _clock_ahead_s: float = field(default=0.0, init=False)
 
     @property
     def address(self) -> str:
@@ -208,6 +214,23 @@ class LabHost:
         """Make its wire longer by `ms` in each direction; 0 ends it."""
         self.network.delay(self.place, ms, jitter_ms)
 
+    def skew_clock(self, seconds: float) -> None:
+        """Let its wall clock be ahead (or behind, below 0) for every program that `run` and `begin` start from now on; 0 ends it.
+
+        The monotonic clock stays right. A program that its parent gives another environment has the right time, too.
+        """
+        self._clock_ahead_s = seconds
+
+    def _clock(self) -> dict[str, str]:
+        if not self._clock_ahead_s:
+            return {}
+        found = [path for root in (self.folder.parent / "programs", Path("/")) for path in root.glob(FAKE_CLOCK)]
+        if not found:
+            raise LabTrouble("a wrong clock needs libfaketime: tools/lab_programs.sh gets it on Debian")
+        library = "/" + str(found[0]).partition("/programs/")[2] if "/programs/" in str(found[0]) else str(found[0])
+        switches = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_RESET": "1"}
+        return {"LD_PRELOAD": library, "FAKETIME": f"{self._clock_ahead_s:+f}", **switches}
+
     def fill_disk(self, leave_bytes: int = 0) -> None:
         """No room on its disk but `leave_bytes`: writers get ENOSPC."""
         self.disk.fill(leave_bytes)
@@ -230,13 +253,9 @@ class LabHost:
     def begin(self, name: str, argv: Sequence[str], user: str = "root", env: Mapping[str, str] | None = None) -> Started:
         """Start a daemon inside: child of the host's pid 1, output in /var/log/NAME.log. It ends with the host's power."""
         log, note = f"/var/log/{name}.log", f"/run/{name}.lab-pid"
-        script = 'echo $$ >"$1.new" && mv "$1.new" "$1" && shift && exec "$@"'
-        self.run(["touch", log])
-        self.run(["chown", user, log])
-        self.run(["rm", "-f", note])
-        words = ["sh", "-c", f"exec >>{log} 2>&1 </dev/null; setsid --fork sh -c '{script}' begin {note} \"$@\"", "begin"]
+        self.run(["sh", "-c", f"rm -f {note} && touch {log} && chown {user} {log}"])
         drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
-        self.run([*words, *drop, *argv], env={**_variables_of(user), **(env or {})})
+        self.run(["sh", "-c", BEGIN, note, log, *drop, *argv], env={**_variables_of(user), **(env or {})})
         wait_until(lambda: self.path(note).exists(), 10.0, f"{self.name} starts {name}")
         pid = int(self.read(note))
         outer = next((process.outer_pid for process in self.processes() if process.pid == pid), 0)
@@ -245,9 +264,9 @@ class LabHost:
     def _enter(self, user: str, env: Mapping[str, str]) -> list[str]:
         if not self.up:
             raise LabTrouble(f"{self.name} has no power")
-        inside = ["nsenter", f"--target={self._init}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd=/"]
+        inside = ["nsenter", f"--target={self._init}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
-        values = {**_variables_of(user), **env}
+        values = {**_variables_of(user), **self._clock(), **env}
         return [*inside, "env", "-i", *(f"{name}={value}" for name, value in values.items()), *drop]
 
     def processes(self) -> list[HostProcess]:

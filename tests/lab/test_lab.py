@@ -35,6 +35,7 @@ def hosts(three: list[LabHost]) -> Iterator[list[LabHost]]:
     for host in three:
         host.heal()
         host.free_disk()
+        host.skew_clock(0)
         host.boot()
 
 
@@ -227,6 +228,18 @@ def test_a_silence_goes_one_way(shared_lab: Lab, hosts: list[LabHost]) -> None:
     assert not answers(host)
     shared_lab.join(CONTROLLER, host)
     assert answers(host)
+
+
+@pytest.mark.parametrize("ahead_s", [7200, -7200])
+def test_a_wrong_clock_is_wrong_for_daemons_of_that_host_alone(hosts: list[LabHost], ahead_s: int) -> None:
+    host, other, _ = hosts
+    host.skew_clock(ahead_s)
+    host.run(["rm", "-f", "/tmp/now"])
+    host.begin("clock", ["sh", "-c", "date +%s >/tmp/now"], user="bench").wait()
+    told = [int(host.read("/tmp/now")), int(host.run(["date", "+%s"]).stdout), int(other.run(["date", "+%s"]).stdout)]
+    assert [round((seconds - time.time_ns() / 1e9) / 60) for seconds in told] == [ahead_s / 60, ahead_s / 60, 0]
+    host.skew_clock(0)
+    assert abs(int(host.run(["date", "+%s"]).stdout) - time.time_ns() / 1e9) < 5
 
 
 @pytest.mark.parametrize("path", ["/var/written", "/root/written", "/home/bench/written"])
