@@ -562,6 +562,7 @@ class JoinLoadRequest(_message.Message):
     AUTHORITY_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
     host: _builtins.str
@@ -580,6 +581,8 @@ class JoinLoadRequest(_message.Message):
     """PEM: the cluster's own authority, this host's certificate with its address, and its key"""
     certificate: _builtins.bytes
     key: _builtins.bytes
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
     def __init__(
         self,
         *,
@@ -594,10 +597,11 @@ class JoinLoadRequest(_message.Message):
         authority: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         key: _builtins.bytes = ...,
+        lease: Global___Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt", b"attempt", "authority", b"authority", "certificate", b"certificate", "cores", b"cores", "hold_limit_s", b"hold_limit_s", "host", b"host", "key", b"key", "lead_address", b"lead_address", "token", b"token", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt", b"attempt", "authority", b"authority", "certificate", b"certificate", "cores", b"cores", "hold_limit_s", b"hold_limit_s", "host", b"host", "key", b"key", "lead_address", b"lead_address", "lease", b"lease", "token", b"token", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,17 +637,21 @@ class LeaveLoadRequest(_message.Message):
 
     TRIAL_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
     def __init__(
         self,
         *,
         trial_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        lease: Global___Lease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lease", b"lease", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -143,7 +143,7 @@ class AgentServiceServicer:
 
     def JoinLoad(self, request, context):
         """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
-        attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+        attempt or another trial replaces what was joined before. ABORTED for an older attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

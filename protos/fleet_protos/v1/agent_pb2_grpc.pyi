@@ -45,7 +45,7 @@ class AgentServiceStub:
     """What would stand in the way of a trial here, looked up now. Starts nothing."""
     JoinLoad: _grpc.UnaryUnaryMultiCallable[_agent_pb2.JoinLoadRequest, _agent_pb2.JoinLoadResponse]
     """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
-    attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+    attempt or another trial replaces what was joined before. ABORTED for an older attempt.
     """
     LeaveLoad: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaveLoadRequest, _agent_pb2.LeaveLoadResponse]
     """End that part; harmless when there is none."""
@@ -67,7 +67,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """What would stand in the way of a trial here, looked up now. Starts nothing."""
     JoinLoad: _aio.UnaryUnaryMultiCallable[_agent_pb2.JoinLoadRequest, _agent_pb2.JoinLoadResponse]  # type: ignore[assignment]
     """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
-    attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+    attempt or another trial replaces what was joined before. ABORTED for an older attempt.
     """
     LeaveLoad: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaveLoadRequest, _agent_pb2.LeaveLoadResponse]  # type: ignore[assignment]
     """End that part; harmless when there is none."""
@@ -140,7 +140,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.JoinLoadResponse, _abc.Awaitable[_agent_pb2.JoinLoadResponse]]:
         """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
-        attempt or another trial replaces what was joined before. FAILED_PRECONDITION for an older attempt.
+        attempt or another trial replaces what was joined before. ABORTED for an older attempt.
         """
 
     @_abc_1.abstractmethod
