@@ -172,7 +172,7 @@ def test_plan_shows_each_launch_and_starts_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert len(plan["trials"]) == len(plan["variants"]) * plan["blocks"]
     assert plan["estimate"]["minutes"] > 0
-    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "state" / "controller").exists()
     assert "estimated:" in fleetctl("plan", str(tmp_path / "job.yaml"), state=tmp_path).stdout
 
 

@@ -113,7 +113,8 @@ def _schema(command: argparse.ArgumentParser) -> None:
 def _hosts(command: argparse.ArgumentParser) -> None:
     text = (
         "ls: list them (default); show: all that is known of one; check: look for what stands in the way of trials; "
-        "drain: no new trials, what runs goes on to its end; undrain: trials again, also after failures"
+        "drain: no new trials, what runs goes on to its end; undrain: trials again, also after failures; "
+        "revoke: trust its certificate no more"
     )
     command.add_argument("action", nargs="?", choices=("ls", "show", "check", "drain", "undrain", "revoke"), default="ls", help=text)
     command.add_argument("hosts", nargs="*", metavar="HOST", help="which (check: all by default)")
@@ -121,7 +122,7 @@ def _hosts(command: argparse.ArgumentParser) -> None:
 
 
 def _trust(command: argparse.ArgumentParser) -> None:
-    text = "show: who has a certificate, until when; issue: one for a user; rotate: renew; revoke: trust it no more; init: make the authority"
+    text = "show: who has a certificate, until when; issue: one for a user; rotate: renew; revoke: trust no more; init: make the authority"
     command.add_argument("action", nargs="?", choices=("show", "issue", "rotate", "revoke", "init"), default="show", help=text)
     command.add_argument("names", nargs="*", metavar="NAME", help="issue, revoke: users; rotate: hosts (default: the controller and you)")
     command.add_argument("-o", "--output", default="", metavar="DIR", help="issue: the folder to write, for the user's machine")
