@@ -145,9 +145,9 @@ def test_an_external_server_gets_one_round_and_no_process() -> None:
     assert [(trial.block, trial.variant.name, trial.variant.engine.gpus) for trial in plan.trials] == [(1, "default", 0)]
 
 
-def test_missing_python_is_told_and_becomes_python3() -> None:
+def test_missing_python_is_told_and_left_to_each_host() -> None:
     loaded = load(SMALL.replace("simulated", "sglang"))
-    assert ([finding.code for finding in loaded.findings], loaded.job.engine.python) == (["python_default"], "python3")
+    assert ([finding.code for finding in loaded.findings], loaded.job.engine.python) == (["python_default"], "")
 
 
 def test_a_byte_order_mark_is_no_fault() -> None:

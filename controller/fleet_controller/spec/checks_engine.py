@@ -52,7 +52,7 @@ def _launched(reading: Reading) -> Iterator[Finding]:
 def _python(reading: Reading) -> Iterator[Finding]:
     engine = reading.job.engine
     if engine.python is None and engine.container is None:
-        message = "`python` is not given: the host's `python3` must hold SGLang"
+        message = "`python` is not given: that of the host in the fleet file is taken, else its `python3`"
         yield reading.finding("python_default", ("engine",), message, "write python: ~/ENV/bin/python3", severity=INFO, at_key=True)
 
 

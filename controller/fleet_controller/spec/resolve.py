@@ -14,7 +14,6 @@ from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Measure,
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
 _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}
-_DEFAULT_PYTHON = "python3"
 _DEFAULT_RUNS_MAX = 20
 
 
@@ -54,7 +53,7 @@ def _engine(file: models.JobFile) -> EngineSpec:
         args={name: value for name, value in normalise(engine.args).items() if value is not None},
         env={name: value for name, value in engine.env.items() if value is not None},
         gpus=engine.gpus or 0,
-        python=(engine.python or _DEFAULT_PYTHON) if engine.kind == "sglang" and engine.container is None else "",
+        python=(engine.python or "") if engine.kind == "sglang" and engine.container is None else "",
         url=(engine.url or "").rstrip("/"),
         ready_timeout_s=engine.ready_timeout,
         stop_timeout_s=engine.stop_timeout,

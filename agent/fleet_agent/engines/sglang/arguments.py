@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ NEGATABLE = frozenset({
     "enable_tf32_matmul", "enable_tp_lm_head_all_to_all", "experts_shared_outer_loras", "lora_strict_loading", "mm_enable_dp_encoder",
     "ple_offload_embedding", "speculative_enable_w4a4_mxfp4_megamoe",
 })  # fmt: skip
+
+
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # what argparse takes for a number
 
 
 def words(args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -33,8 +37,16 @@ def option(name: str, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, list | tuple):
+        if options := [entry for entry in map(str, value) if _is_option(entry)]:
+            told = f"engine.args.{name}: {options[0][:60]!r} would be read as an option of its own"
+            raise ConfigError(told, "write it as the argument that it is")
         return (flag, *map(str, value))
-    return (flag, json.dumps(dict(value)) if isinstance(value, Mapping) else str(value))
+    text = json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+    return (f"{flag}={text}",) if _is_option(text) else (flag, text)  # else argparse reads it as an option
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not _NUMBER.fullmatch(word)
 
 
 def gang_words(gang: Gang) -> tuple[str, ...]:
