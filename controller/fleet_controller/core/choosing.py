@@ -1,0 +1,75 @@
+"""Owns which hosts a job gets of those that are known, and what to tell when it asks for none of them. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from fleet_controller.core.job import Job
+from fleet_controller.spec.findings import ERROR, Finding
+
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A host at the moment of a submit. `in_file`: the fleet file says that it exists, so trials may wait for it."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    connected: bool = True
+    in_file: bool = False
+    load_only: bool = False
+
+    def may_be_planned(self, only_connected: bool) -> bool:
+        """It may get trials, now or when it answers."""
+        return not self.load_only and (self.connected or (self.in_file and not only_connected))
+
+
+def choose(job: Job, candidates: Sequence[Candidate], only_connected: bool = False) -> tuple[str, ...]:
+    """Names of the hosts that the job runs on, sorted."""
+    return job.hosts.among({host.name: host.labels for host in candidates if host.may_be_planned(only_connected)})
+
+
+def choice_findings(job: Job, candidates: Sequence[Candidate], only_connected: bool = False) -> Iterator[Finding]:
+    """Hosts and labels that the job asks for and that do not exist, at their place in the job file."""
+    known = {host.name: host for host in candidates}
+    for place, name in enumerate(job.hosts.names):
+        yield from _name(job, f"hosts.names[{place}]", name, known)
+    if job.hosts.names or choose(job, candidates, only_connected):
+        return
+    yield from _labels(job, candidates, only_connected)
+
+
+def _name(job: Job, key: str, name: str, known: Mapping[str, Candidate]) -> Iterator[Finding]:
+    host = known.get(name)
+    if host is None:
+        near = get_close_matches(name, list(known), n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are: {_shown(sorted(known))}"
+        yield job.finding("unknown_host", ERROR, key, f"the fleet has no host `{name}`", hint)
+    elif host.load_only:
+        message = f"host `{name}` only drives load: it gets no trials"
+        yield job.finding("load_only_host", ERROR, key, message, "choose another, or take `load_only` away in the fleet file")
+
+
+def _labels(job: Job, candidates: Sequence[Candidate], only_connected: bool) -> Iterator[Finding]:
+    """What of the labels no host has, the first that none does; else that no host has all of them."""
+    hosts = [host for host in candidates if not host.load_only]
+    for name, value in job.hosts.labels.items():
+        values = sorted({host.labels[name] for host in hosts if name in host.labels})
+        if value not in values:
+            others = sorted({key for host in hosts for key in host.labels})
+            hint = f"`{name}` is {_shown(values)}" if values else f"labels are: {_shown(others)}"
+            yield job.finding("no_such_label", ERROR, f"hosts.labels.{name}", f"no host has the label {name}: {value}", hint)
+            return
+    if only_connected and choose(job, candidates):
+        message = "none of the hosts that match is connected now"
+        yield job.finding("no_hosts", ERROR, "hosts", message, "`fleetctl hosts ls` says why; without --only-connected its trials wait")
+
+
+def _shown(words: Sequence[str]) -> str:
+    if not words:
+        return "none"
+    more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return ", ".join(words[:_MOST_SHOWN]) + more
