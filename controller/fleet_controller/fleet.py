@@ -13,6 +13,8 @@ from pathlib import Path
 from fleet_controller.board import Seen, closed, detail, look, wait_for
 from fleet_controller.care import Care
 from fleet_controller.checking import check_lines
+from fleet_controller.contact import candidates, first_contact
+from fleet_controller.core.choosing import choice_findings, choose
 from fleet_controller.core.estimate import estimate
 from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import LOOPBACK
@@ -25,10 +27,10 @@ from fleet_controller.host import HostLine
 from fleet_controller.peers import Following
 from fleet_controller.reading import StoredJobs
 from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
-from fleet_controller.spec.findings import ERROR, JobRejected
+from fleet_controller.spec.findings import ERROR, JobRejected, has_errors
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, NotFound
+from fleet_protos.errors import ConfigError, FleetError, NotFound
 from fleet_protos.exposition import RunSeries
 from fleet_protos.trial import TrialSpec
 
@@ -117,13 +119,10 @@ class Fleet:
 
     # What fleetctl asks
 
-    async def submit(self, yaml: str, file_name: str) -> str:
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
         """Take a job; its id. Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits."""
         loaded = load_job(yaml, file_name)
-        await self._first_contact(loaded.job.hosts.names)
-        plan = make_plan(loaded.job, loaded.job.hosts.among({line.host: line.labels for line in self._lines if line.connected}))
-        if plan.is_refused:
-            raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
+        plan = await self._plan(loaded.job, only_connected)
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
         specs = [spec for planned in plan.trials for spec in trial_specs(loaded.job, plan, planned, job_id)]
         self._refuse_what_cannot_run(specs, plan.hosts)
@@ -135,6 +134,18 @@ class Fleet:
         )
         await self._desk.add_job(row, [Trial(spec) for spec in specs])
         return job_id
+
+    async def _plan(self, job: Job, only_connected: bool) -> Plan:
+        """Its trials on the hosts that match; those of the fleet file too that do not answer now, unless `only_connected`."""
+        await first_contact(self._lines, job.hosts.names, self._desk.board, self._first_contact_s)
+        known = candidates(self._lines)
+        findings = list(choice_findings(job, known, only_connected)) if any(host.in_file for host in known) else []
+        if has_errors(findings):
+            raise JobRejected(findings)
+        plan = make_plan(job, choose(job, known, only_connected))
+        if plan.is_refused:
+            raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
+        return plan
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """All jobs, the newest first."""
@@ -209,27 +220,6 @@ class Fleet:
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """One attempt of a trial, 0 = the newest."""
         return await self._stored.trial(trial_id, attempt, with_log)
-
-    async def _first_contact(self, named: Sequence[str]) -> None:
-        """Wait until it is known of each agent whether it answers, and one does. Raises HostUnreachable: none does, or a named one not."""
-        deadline_s = time.monotonic() + self._first_contact_s
-        while not self._may_plan(named) and (left_s := deadline_s - time.monotonic()) > 0:
-            await wait_for(self._desk.board.next_change(), left_s)
-        troubles = "; ".join(f"{line.agent.address}: {line.trouble or 'no answer yet'}" for line in self._lines if not line.connected)
-        connected = {line.host for line in self._lines if line.connected}
-        if not connected:
-            raise HostUnreachable(f"no agent is connected ({troubles or 'none was named'})", "start an agent, or name its address")
-        missing = [name for name in named if name not in connected]
-        if missing and (troubles or len(missing) < len(named)):  # none at all is a finding of the plan, with its line in the file
-            kind = HostUnreachable if troubles else ConfigError
-            told = f"hosts that the job names are not connected: {', '.join(missing)}"
-            raise kind(f"{told} ({troubles})" if troubles else told, f"connected are: {', '.join(sorted(connected))}")
-
-    def _may_plan(self, named: Sequence[str]) -> bool:
-        connected = {line.host for line in self._lines if line.connected}
-        if not self._lines:
-            return True
-        return bool(connected) and (connected.issuperset(named or ("",)) or all(line.was_tried for line in self._lines))
 
     def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
         for spec in specs:

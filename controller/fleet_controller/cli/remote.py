@@ -50,9 +50,10 @@ class RemoteController:
     async def __aexit__(self, *_: object) -> None:
         await self._line.close()
 
-    async def submit(self, yaml: str, file_name: str) -> str:
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
         """See `Controller`."""
-        answer = await self._asked(self._stub.SubmitJob(pb.SubmitJobRequest(yaml=yaml, file_name=file_name), timeout=_TIMEOUT_S))
+        request = pb.SubmitJobRequest(yaml=yaml, file_name=file_name, only_connected=only_connected)
+        answer = await self._asked(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))
         return answer.job_id
 
     async def jobs(self) -> tuple[JobSummary, ...]:

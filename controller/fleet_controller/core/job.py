@@ -78,6 +78,6 @@ class Job:
         """A finding at `key`, or at the nearest key above it that the file holds."""
         above = key
         while above and above not in self.places:
-            above = above.rpartition(".")[0]
+            above = above.rpartition("[" if above.endswith("]") else ".")[0]
         line, column = self.places.get(above, (1, 1) if self.file else (0, 0))
         return Finding(code, severity, self.file, line, column, key, message, hint)

@@ -138,8 +138,8 @@ class TrialDetail:
 class Controller(Protocol):
     """What `fleetctl` asks of a controller, in this process or behind a socket. Raises FleetError kinds only."""
 
-    async def submit(self, yaml: str, file_name: str) -> str:
-        """Take a job; the result is its id. Raises ConfigError."""
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
+        """Take a job; the result is its id. `only_connected`: no trial waits for a host that does not answer. Raises ConfigError."""
         ...
 
     async def jobs(self) -> tuple[JobSummary, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.spec import models
 from fleet_controller.spec.arguments import normalise
-from fleet_controller.spec.document import Document, dotted
+from fleet_controller.spec.document import Document, Path, dotted
 from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Measure, Simulation, Slo, Workload
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
@@ -41,8 +41,13 @@ def resolve(file: models.JobFile, document: Document) -> Job:
         priority=file.priority,
         hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host", file.hosts.share),
         file=document.file,
-        places={dotted(path): document.place(path) for path in document.keys},
+        places={dotted(path): document.place(path) for path in (*document.keys, *_listed(document))},
     )
+
+
+def _listed(document: Document) -> Iterator[Path]:
+    """Places in lists, which have no key."""
+    return (path for path in document.values if path and isinstance(path[-1], int))
 
 
 def _engine(file: models.JobFile) -> EngineSpec:
