@@ -26,6 +26,7 @@ from fleet_agent.policy import Admission
 from fleet_agent.ports import Ports
 from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
+from fleet_protos.certificate import Certificate
 from fleet_protos.door import Door
 from fleet_protos.identity import Role
 from fleet_protos.sockets import bind, listen_address
@@ -86,6 +87,10 @@ async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memor
     inner = listen_address(state, "agent")
     if config.tls is None or not config.listen or config.listen.startswith("unix:"):
         return Parts(agent, server, journal, bind(server, config.listen or inner), host)
-    door = Door(config.listen, bind(server, inner), config.tls, frozenset({Role.CONTROLLER}))
+
+    def taken(certificate: Certificate) -> None:
+        about.certificate_expires_unix_s = certificate.not_after_unix_s
+
+    door = Door(config.listen, bind(server, inner), config.tls, frozenset({Role.CONTROLLER}), taken)
     return Parts(agent, server, journal, door.address, host, door)
 

@@ -12,11 +12,11 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fleet_protos.certificate import Certificate, parse
+from fleet_protos.certificate import Certificate, certificates, parse
 from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.identity import Role, TlsFiles
 from fleet_protos.refusals import GREETING, refused_by_door, unwelcome
@@ -39,11 +39,12 @@ _X509_V_FLAG_NO_CHECK_TIME = 0x200000  # the door looks at the time itself, beca
 class Keys:
     """The server's TLS files, read again when one of them changes. A pair that does not fit leaves the last good one in force."""
 
-    def __init__(self, tls: TlsFiles) -> None:
-        """Raises ConfigError, which names the file."""
+    def __init__(self, tls: TlsFiles, taken: Callable[[Certificate], None] = lambda _: None) -> None:
+        """`taken` is told of the certificate in use, now and after each change. Raises ConfigError, which names the file."""
         self._tls = tls
+        self._taken = taken
         self._stamp = self._look()
-        self._context = server_context(tls)
+        self._context = self._take()
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
@@ -51,11 +52,16 @@ class Keys:
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._context = server_context(self._tls)
+                self._context = self._take()
                 log.info("took the new certificate of %s", self._tls.certificate)
             except ConfigError as error:  # two files cannot be replaced in one moment: the next change is looked at again
                 log.warning("%s; the certificate before stays in use", error.message)
         return self._context
+
+    def _take(self) -> ssl.SSLContext:
+        context = server_context(self._tls)
+        self._taken(certificates(self._tls.certificate.read_bytes())[0])
+        return context
 
     def _look(self) -> tuple[Stamp | None, ...]:
         return tuple(stamp_of(path) for path in (self._tls.authorities, self._tls.certificate, self._tls.key))
@@ -76,11 +82,16 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
 class Door:
     """Listens on `address` and lets those in who hold a certificate of one of `roles`. `serve` must be running."""
 
-    def __init__(self, address: str, inner: str, tls: TlsFiles, roles: frozenset[Role]) -> None:
-        """`inner` is the unix:PATH of the gRPC server. Raises ConfigError for files or an address of no use, Conflict for one in use."""
+    def __init__(
+        self, address: str, inner: str, tls: TlsFiles, roles: frozenset[Role], taken: Callable[[Certificate], None] = lambda _: None
+    ) -> None:
+        """`inner` is the unix:PATH of the gRPC server; `taken` as for `Keys`.
+
+        Raises ConfigError for files or an address of no use, Conflict for one in use.
+        """
         self.inner = Path(inner.removeprefix("unix:"))
         self.roles = roles
-        self.keys = Keys(tls)
+        self.keys = Keys(tls, taken)
         self.revoked = RevokedList(tls.revoked)
         self.open: set[Outside] = set()
         self._complaints = Complaints()
@@ -95,6 +106,7 @@ class Door:
             async with server, self._tasks:
                 while True:
                     await asyncio.sleep(_LOOK_S)
+                    self.keys.context()  # a new certificate is taken, and told, also while nobody comes
                     self._close_unwelcome()
         finally:
             for line in list(self.open):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 
@@ -39,7 +40,7 @@ async def _ls(controller: Controller, arguments: argparse.Namespace, console: Co
     if arguments.json:
         console.json(hosts_json(hosts))
     elif hosts:
-        console.text(table_text(hosts_table(hosts), console.width, console.colour))
+        console.text(table_text(hosts_table(hosts, time.time_ns() / 1e9), console.width, console.colour))
     else:
         console.tell("no hosts yet")
     return ExitCode.DONE

@@ -8,17 +8,19 @@ from typing import Any
 
 from fleet_controller.report.table import Table
 from fleet_controller.report.values import HostStatus
+from fleet_controller.trust.expiry import Expiring, warning
 
 JSON_VERSION = 1
 _CLOCK_TOLD_S = 1.0  # below it the difference may be the way there and back
 
 
-def hosts_table(hosts: Sequence[HostStatus]) -> Table:
-    """One row a host."""
+def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
+    """One row a host; after `now_unix_s` its certificate's end is told 30 days before."""
     rows = tuple(
         (
             host.host, state_text(host), str(host.gpus), str(host.simulated_gpus), host.active_trial, host.version, host.address,
-            labels_text(host.labels), why(host),
+            labels_text(host.labels),
+            "; ".join(part for part in (why(host), certificate_text(host, now_unix_s)) if part),
         )
         for host in hosts
     )  # fmt: skip
@@ -35,6 +37,12 @@ def state_text(host: HostStatus) -> str:
 def why(host: HostStatus) -> str:
     """Why it is not connected, or why it gets no trials."""
     return "; ".join(part for part in (host.message, host.aside, host.drain_reason) if part)
+
+
+def certificate_text(host: HostStatus, now_unix_s: float) -> str:
+    """What is said of a certificate that ends within 30 days; empty for another, and for a host without."""
+    ends = Expiring("agent", host.host, host.certificate_expires_unix_s)
+    return warning(ends, now_unix_s) if now_unix_s and ends.expires_unix_s and ends.is_near(now_unix_s) else ""
 
 
 def labels_text(labels: Mapping[str, str]) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet_controller.report.table import Table
-from fleet_controller.trust.authority import Authority, Expiring
-from fleet_controller.trust.watch import warning
+from fleet_controller.trust.authority import Authority
+from fleet_controller.trust.expiry import Expiring, warning
 from fleet_protos.certificate import certificates
 from fleet_protos.errors import ConfigError
 from fleet_protos.refusals import day

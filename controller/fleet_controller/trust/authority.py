@@ -14,12 +14,12 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet_controller.trust import folder as files
+from fleet_controller.trust.expiry import RENEW_BEFORE_S, Expiring
 from fleet_controller.trust.ledger import Entry, Ledger, ledger_text, read_ledger
 from fleet_protos.certificate import Certificate, certificates
 from fleet_protos.errors import ConfigError, Conflict, NotFound
@@ -29,22 +29,8 @@ from fleet_protos.revoked import Revocation, read_revoked, revoked_text
 if TYPE_CHECKING:
     from fleet_controller.trust.certify import Issued
 
-RENEW_BEFORE_S = 30 * 86400
 _PINS = 4  # of one host: its newest, and those that a deploy which did not come to its end may have left there
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-
-
-@dataclass(frozen=True, slots=True)
-class Expiring:
-    """A certificate in use, and when it ends. `role`: authority, controller, agent or user."""
-
-    role: str
-    name: str
-    expires_unix_s: int
-
-    def is_near(self, now_unix_s: float) -> bool:
-        """It ends within 30 days, or has ended."""
-        return self.expires_unix_s - now_unix_s < RENEW_BEFORE_S
 
 
 class Authority:

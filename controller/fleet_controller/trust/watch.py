@@ -8,10 +8,10 @@ import time
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from fleet_controller.trust.authority import Authority, Expiring
+from fleet_controller.trust.authority import Authority
+from fleet_controller.trust.expiry import warning
 from fleet_protos.errors import FleetError
 from fleet_protos.metrics import PROM_CERTIFICATE_EXPIRES
-from fleet_protos.refusals import day
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +49,3 @@ class ExpiryWatch:
             if party.is_near(now_unix_s) and now_unix_s - self._told_s.get(key, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
                 self._told_s[key] = now_unix_s
                 log.warning("%s", warning(party, now_unix_s))
-
-
-def warning(party: Expiring, now_unix_s: float) -> str:
-    """What is to be done about it, in one line."""
-    what = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(party.role, f"the {party.role}")
-    todo = {
-        "agent": f"fleetctl deploy {party.name} renews it",
-        "user": f"fleetctl trust issue {party.name} makes a new one",
-        "controller": "fleetctl trust rotate renews it",
-    }.get(party.role, "fleetctl trust rotate --authority begins to replace it")
-    left_days = int((party.expires_unix_s - now_unix_s) // 86400)
-    when = f"ends in {left_days} days, on {day(party.expires_unix_s)}" if left_days >= 0 else f"ended on {day(party.expires_unix_s)}"
-    return f"the certificate of {what} {when}: {todo}"

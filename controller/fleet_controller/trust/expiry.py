@@ -1,0 +1,35 @@
+"""Owns when a certificate's end is near, and the words for it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet_protos.refusals import day
+
+RENEW_BEFORE_S = 30 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Expiring:
+    """A certificate in use, and when it ends. `role`: authority, controller, agent or user."""
+
+    role: str
+    name: str
+    expires_unix_s: int
+
+    def is_near(self, now_unix_s: float) -> bool:
+        """It ends within 30 days, or has ended."""
+        return self.expires_unix_s - now_unix_s < RENEW_BEFORE_S
+
+
+def warning(party: Expiring, now_unix_s: float) -> str:
+    """What is to be done about it, in one line."""
+    what = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(party.role, f"the {party.role}")
+    todo = {
+        "agent": f"fleetctl deploy {party.name} renews it",
+        "user": f"fleetctl trust issue {party.name} makes a new one",
+        "controller": "fleetctl trust rotate renews it",
+    }.get(party.role, "fleetctl trust rotate --authority begins to replace it")
+    left_days = int((party.expires_unix_s - now_unix_s) // 86400)
+    when = f"ends in {left_days} days, on {day(party.expires_unix_s)}" if left_days >= 0 else f"ended on {day(party.expires_unix_s)}"
+    return f"the certificate of {what} {when}: {todo}"
