@@ -16,6 +16,8 @@ from fleet_agent.allegiance import Allegiance
 from fleet_agent.core.allocation import Pool, release, take
 from fleet_agent.core.machine import Trial, replay
 from fleet_agent.errands import Errands
+from fleet_agent.host.view import HostView
+from fleet_agent.inspection import Work
 from fleet_agent.journal import Journal, JournalFailed
 from fleet_agent.launching import Tools
 from fleet_agent.load.process import end_earlier
@@ -73,6 +75,19 @@ class Agent:
     def active(self) -> list[str]:
         """TRIAL/ATTEMPT of each trial that is not over."""
         return [f"{trial_id}/{attempt}" for trial_id, attempt in sorted(self._runners)]
+
+    @property
+    def host(self) -> HostView:
+        """What it knows of its host."""
+        return self._tools.host
+
+    @property
+    def work(self) -> Work:
+        """What a look at the host must leave alone: of the GPUs that are read here, those that trials may use and those that they hold."""
+        read = [pool for kind, pool in self._pools.items() if self._tools.host.uses_gpus(kind)]
+        gpus = sorted({gpu for pool in read for gpu in pool.gpus})
+        held = sorted({gpu for pool in read for allocation in pool.allocations for gpu in allocation.gpus})
+        return Work(tuple(self.active), tuple(gpus), tuple(held), self.takes_no_trials)
 
     @property
     def kept(self) -> list[str]:

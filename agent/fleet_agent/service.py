@@ -16,6 +16,7 @@ from grpc import aio
 from fleet_agent import evidence
 from fleet_agent.agent import Agent
 from fleet_agent.core.soundness import LARGEST_SPEC_BYTES
+from fleet_agent.inspection import inspect
 from fleet_agent.journal import Journal, JournalFailed
 from fleet_agent.policy import Admission
 from fleet_protos import __version__
@@ -135,8 +136,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             offset += len(data)
 
     async def CheckHost(self, request: agent_pb2.CheckHostRequest, context: Context) -> agent_pb2.CheckHostResponse:
-        """What would stand in the way of a trial here."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this agent does not check its host yet")
+        """What stands in the way of trials here, looked up now."""
+        found = await inspect(self._agent.host, self._agent.work, self._admission.policy, self._admission.defaults)
+        findings = [agent_pb2.HostFinding(**finding.to_json()) for finding in found]
+        return agent_pb2.CheckHostResponse(findings=findings)
 
 
 def _lease(request: Any) -> Lease:
