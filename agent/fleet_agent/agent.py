@@ -20,7 +20,8 @@ from fleet_agent.host.view import HostView
 from fleet_agent.inspection import Work
 from fleet_agent.journal import Journal, JournalFailed
 from fleet_agent.launching import Tools
-from fleet_agent.load.process import end_earlier
+from fleet_agent.load.parts import LoadParts
+from fleet_agent.load.process import LoadProcess, end_earlier
 from fleet_agent.metrics import AgentMetrics
 from fleet_agent.room import Room
 from fleet_agent.runner import TrialRunner
@@ -53,6 +54,7 @@ class Agent:
         self._shelf = Shelf(self._artifact_root)
         self._room = Room(folder)
         self._load_folder = folder / "load"
+        self.load_parts = LoadParts(folder)
         self._journal = journal
         self._tools = tools
         self._pools = {EngineKind.SGLANG: pools.real, EngineKind.SIMULATED: pools.simulated}
@@ -111,6 +113,7 @@ class Agent:
         Raises JournalFailed when nothing can be journalled any more: only another process can open the journal anew.
         """
         await end_earlier(self._load_folder)
+        await self.load_parts.begin()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._restore()
@@ -124,6 +127,7 @@ class Agent:
         except* JournalFailed as failed:
             raise failed.exceptions[0] from None
         finally:
+            await self.load_parts.stop()
             await self._tools.load.stop()
 
     async def _keep_room(self) -> None:
@@ -164,7 +168,11 @@ class Agent:
             raise Conflict(f"host takes no new trials: {missing}", "make room; the trial waits")
         if spec.engine.kind not in self._tools.engines:
             raise ConfigError(f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host", "update the agent")
-        self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
+        try:
+            self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
+        except Conflict:
+            self._release_gpus(spec)
+            raise
         return False
 
     def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
@@ -228,22 +236,32 @@ class Agent:
             folder = self._shelf.place(*key)
         except OSError as error:
             raise Conflict(f"cannot make the trial's folder: {error.strerror}", "look at the disk of the agent's state folder") from error
-        errands = Errands(spec, self._tools, gpus, folder)
+        tools = self._tools
+        if spec.load.hosts and isinstance(first, ev.TrialAccepted):
+            tools = replace(tools, load=self.load_parts.lead(spec))
+        errands = Errands(spec, tools, gpus, folder)
         runner = self._runners[key] = TrialRunner(spec, errands, self._record, trial)
-        self._tasks.create_task(self._see_through(key, runner, first))
+        self._tasks.create_task(self._see_through(key, runner, first, tools.load))
         return errands
 
-    async def _see_through(self, key: Key, runner: TrialRunner, first: ev.Body) -> None:
+    async def _see_through(self, key: Key, runner: TrialRunner, first: ev.Body, load: LoadProcess) -> None:
+        is_lead = load is not self._tools.load
         try:
             if isinstance(first, ev.TrialAccepted) and not runner.spec.engine.gang.is_member:
-                await self._tools.load.start(self._load_folder)  # Ray starts while the server loads
+                await load.start(self.load_parts.lead_folder if is_lead else self._load_folder)  # Ray starts while the server loads
             await runner.run(first)
         finally:
+            if is_lead:  # its cluster is of this attempt
+                await load.stop()
+                self.load_parts.ended(key)
             del self._runners[key]
-            kind = runner.spec.engine.kind
-            if kind in self._pools:
-                self._pools[kind] = release(self._pools[kind], f"{key[0]}/{key[1]}")
+            self._release_gpus(runner.spec)
             self.quiet_since_s = time.monotonic()
+
+    def _release_gpus(self, spec: TrialSpec) -> None:
+        kind = spec.engine.kind
+        if kind in self._pools:
+            self._pools[kind] = release(self._pools[kind], f"{spec.trial_id}/{spec.attempt}")
 
     async def _record(self, body: ev.Body, trial: Trial, cause: int) -> ev.Event:
         spec, now = trial.spec, time.time_ns()

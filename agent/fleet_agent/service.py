@@ -18,6 +18,7 @@ from fleet_agent.agent import Agent
 from fleet_agent.core.soundness import LARGEST_SPEC_BYTES
 from fleet_agent.inspection import inspect
 from fleet_agent.journal import Journal, JournalFailed
+from fleet_agent.load.cluster import Part, Secrets
 from fleet_agent.policy import Admission
 from fleet_protos import __version__
 from fleet_protos.codec import from_proto, to_proto
@@ -141,10 +142,41 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         findings = [agent_pb2.HostFinding(**finding.to_json()) for finding in found]
         return agent_pb2.CheckHostResponse(findings=findings)
 
+    async def JoinLoad(self, request: agent_pb2.JoinLoadRequest, context: Context) -> agent_pb2.JoinLoadResponse:
+        """Idempotent by trial id and attempt."""
+        try:
+            await self._agent.obey(_lease(request))
+            known, lead_address = await self._agent.load_parts.join(*_part(request))
+            return agent_pb2.JoinLoadResponse(known=known, lead_address=lead_address)
+        except FleetError as error:
+            await _refuse(context, error)
+
+    async def LeaveLoad(self, request: agent_pb2.LeaveLoadRequest, context: Context) -> agent_pb2.LeaveLoadResponse:
+        """Harmless where there is nothing to leave."""
+        try:
+            await self._agent.obey(_lease(request))
+            return agent_pb2.LeaveLoadResponse(joined=await self._agent.load_parts.leave(request.trial_id, request.attempt))
+        except FleetError as error:
+            await _refuse(context, error)
+
+
 
 def _lease(request: Any) -> Lease:
     """Whose order it is; without a lease nobody's."""
     return from_proto(Lease, request.lease)
+
+
+def _part(request: agent_pb2.JoinLoadRequest) -> tuple[Part, Secrets]:
+    """Raises ConfigError for texts that are none."""
+    part = Part(
+        trial_id=request.trial_id, attempt=request.attempt, host=request.host, address=request.address,
+        lead_address=request.lead_address, cores=request.cores, hold_limit_s=request.hold_limit_s,
+    )  # fmt: skip
+    try:
+        texts = [pem.decode("ascii") for pem in (request.authority, request.certificate, request.key)]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the certificates for the load of trial {request.trial_id} are no PEM", "look who sent it") from error
+    return part, Secrets(request.token, *texts)
 
 
 def _trial(request: agent_pb2.StartTrialRequest) -> TrialSpec:

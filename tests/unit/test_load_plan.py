@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.body import Target, body, http_request
+from fleet_agent.load.crew import NearCrew
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
 from fleet_protos.trial import Workload
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
+SHARES = NearCrew(None, Path()).shares
 POISSON = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)
 
 
@@ -121,7 +124,7 @@ def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_charac
 @given(st.integers(1, 70), st.integers(1, 300))
 def test_shares_cover_every_request_and_every_user_once(concurrency: int, requests: int) -> None:
     workload = Workload("w", concurrency=concurrency, requests=requests, prompts="builtin:chat", output_tokens=1)
-    plans = plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, cancel_path="")
+    plans = plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, shares=SHARES)
     assert sorted(number for plan in plans for number in plan.numbers) == list(range(requests))
     assert sum(plan.concurrency for plan in plans) == min(concurrency, requests)
     assert all(plan.concurrency >= 1 for plan in plans)
@@ -129,12 +132,12 @@ def test_shares_cover_every_request_and_every_user_once(concurrency: int, reques
 
 def test_one_user_is_one_share() -> None:
     workload = Workload("w", concurrency=1, requests=9, prompts="builtin:chat", output_tokens=1)
-    assert len(plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, cancel_path="")) == 1
+    assert len(plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, shares=SHARES)) == 1
 
 
 def test_arrivals_of_a_simulated_server_come_faster_by_its_time_scale() -> None:
     plain, fast = (
-        plan_shards(LoadRequest("http://h", POISSON, time_scale=scale), Target("http://h"), warm=False, cancel_path="")[0]
+        plan_shards(LoadRequest("http://h", POISSON, time_scale=scale), Target("http://h"), warm=False, shares=SHARES)[0]
         for scale in (1.0, 10.0)
     )
     assert fast.offsets_s == pytest.approx([offset / 10 for offset in plain.offsets_s])

@@ -17,6 +17,7 @@ CONCURRENCY_SHORTFALL_MAX = 0.05
 DISPATCH_DELAY_FLAG_S, DISPATCH_DELAY_VOID_S = 0.010, 0.050
 LOOP_LAG_FLAG_S = 0.005
 ANSWERED_SHARE_MIN = 0.8
+START_SKEW_FLAG_S = 0.020
 
 # Code → the worst effect it can have.
 GATES: Mapping[str, GateEffect] = {
@@ -31,6 +32,7 @@ GATES: Mapping[str, GateEffect] = {
     "spec_unproved": GateEffect.FLAG,
     "client_limited": GateEffect.VOID_RUN,
     "rate_not_sustained": GateEffect.FLAG,
+    "load_start_skew": GateEffect.FLAG,
 }
 
 
@@ -56,6 +58,7 @@ class RunFacts:
     speculation: bool  # asked for by the variant
     accept_length: float | None  # output tokens of a verify step, bonus token counted
     answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
+    start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
 
 
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
@@ -65,7 +68,7 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
     """
     found = [
         *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts), *_speculation(facts),
-        *_client(facts, workload, measure), *_rate(facts, workload),
+        *_client(facts, workload, measure), *_rate(facts, workload), *_start(facts),
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda gate: -gate.effect))
 
@@ -131,6 +134,11 @@ def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     if workload.rate_per_s and facts.answered_share is not None and not facts.answered_share >= ANSWERED_SHARE_MIN:
         told = f"{_percent(facts.answered_share)} as many answers as requests in the second half of the arrivals"
         yield _flag("rate_not_sustained", f"{told}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short")
+
+
+def _start(facts: RunFacts) -> Iterator[Gate]:
+    if not facts.start_skew_s <= START_SKEW_FLAG_S:
+        yield _flag("load_start_skew", f"the load hosts may have begun {_ms(facts.start_skew_s)} apart")
 
 
 def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[tuple[GateEffect, str]]:

@@ -21,6 +21,7 @@ class Target:
     model: str = ""
     sglang: bool = True
     token: str = ""  # bearer token; empty: none is sent
+    in_cluster: bool = False  # met with the certificates of the cluster that sends: a relay of ours stands before it
 
 
 def body(target: Target, api: str, prompt: str, output_tokens: int) -> dict[str, Any]:

@@ -134,14 +134,14 @@ class Connection(asyncio.Protocol):
 class Endpoint:
     """One server's address and the connections to it that are free."""
 
-    def __init__(self, url: str) -> None:
-        """Raises ValueError unless `url` is http(s)://host[:port][/path]."""
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: how to meet an https server, default as this host trusts. Raises ValueError unless `url` is http(s)://host[:port][/path]."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url {url!r} is not http:// or https:// with a host")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._free: list[Connection] = []
 
     @property

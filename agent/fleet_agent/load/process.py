@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fleet_agent.load import messages
+from fleet_agent.load.cluster import JOIN_LIMIT_S
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.temporary import temporary_folder
 from fleet_agent.processes import boot_id, processes_of_session, read_stat
@@ -53,7 +54,9 @@ class _Running:
 class LoadProcess:
     """The one load process of an agent. All calls on one event loop; a process that died is started again at the next use."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Path | None = None) -> None:
+        """`cluster`: where its part as the lead of a cluster lies, which other hosts join; None: Ray on this host alone."""
+        self._cluster = cluster
         self._folder: Path | None = None
         self._running: _Running | None = None
         self._number = 0
@@ -77,11 +80,12 @@ class LoadProcess:
     async def wait_ready(self) -> float:
         """Wait for Ray; returns the seconds that its start took. Raises LoadFailed with the log's last lines when it did not start."""
         running = await self._ensure()
+        limit_s = READY_TIMEOUT_S + (JOIN_LIMIT_S if self._cluster else 0.0)
         try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 return await asyncio.shield(running.ready)
         except TimeoutError:
-            raise LoadFailed(f"Ray did not start in {READY_TIMEOUT_S:.0f} s", f"see {running.log}") from None
+            raise LoadFailed(f"Ray did not start in {limit_s:.0f} s", f"see {running.log}") from None
 
     async def warm(self, request: LoadRequest) -> LoadReply:
         """Send `request.requests` warm-up requests (0: chosen by the load), like `run` in all else."""
@@ -123,13 +127,13 @@ class LoadProcess:
         await self._end()
         log = folder / "load.log"
         try:
-            process, temporary = await _spawn(folder, log)
+            process, temporary = await _spawn(folder, log, self._cluster)
         except OSError as error:
             raise LoadFailed(f"the load process cannot be started: {error}") from error
         loop = asyncio.get_running_loop()
         stat = read_stat(process.pid)
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
-        await asyncio.to_thread(_record(folder).write_text, json.dumps(asdict(recorded)))
+        await asyncio.to_thread(write_record, folder, recorded)
         running = _Running(process, recorded, log, loop.create_future(), {})
         running.reading = loop.create_task(_read(running))
         self._running = running
@@ -181,11 +185,12 @@ async def _read(running: _Running) -> None:
     _fail_all(running, f"the load process ended with exit code {code}")
 
 
-async def _spawn(folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, str]:
+async def _spawn(folder: Path, log: Path, cluster: Path | None) -> tuple[asyncio.subprocess.Process, str]:
     """The process in a session of its own, and Ray's folder. Raises OSError."""
-    with _opened(log) as output:
+    with opened(log) as output:
         temporary = temporary_folder()
-        argv = (sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder), "--temporary", temporary)
+        argv = [sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder), "--temporary", temporary]
+        argv += ["--cluster", str(cluster)] if cluster else []
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
             start_new_session=True, env=driver_env(os.environ, folder), limit=_LINE_LIMIT,
@@ -193,7 +198,8 @@ async def _spawn(folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, s
     return process, temporary
 
 
-def _opened(log: Path) -> BinaryIO:
+def opened(log: Path) -> BinaryIO:
+    """A log to append to, its folder made. Raises OSError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
 
@@ -256,6 +262,11 @@ async def end_earlier(folder: Path) -> tuple[int, ...]:
     except (OSError, ValueError, TypeError):  # none, or torn: then the end of its stdin ends it
         return ()
     return await end_leftover(recorded)
+
+
+def write_record(folder: Path, recorded: RecordedLoad) -> None:
+    """Write down what was started in `folder`, for `end_earlier`. Raises OSError."""
+    _record(folder).write_text(json.dumps(asdict(recorded)))
 
 
 def _record(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Owns one share of a run's load, as a Ray task carries it out in its worker: own loop, own clock; decodes after the run."""
+"""Owns one share of a run's load, as a Ray worker carries it out: own loop, own clock, own deadline; decodes after the run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import gc
 import os
 import resource
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from time import perf_counter_ns
 from typing import Final
 
@@ -18,11 +20,11 @@ import uvloop
 from fleet_agent.load.body import PATHS, Target, body, http_request
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.decode import decode
+from fleet_agent.load.lag import Lag
 from fleet_agent.load.prompts import Draw, draw_prompt
 from fleet_agent.load.records import ErrorName, Request
+from fleet_agent.load.start import Start
 
-PROBE_S: Final = 0.01  # the loop lag is sampled this often
-TIMER_NS: Final = 1_000_000  # uvloop's timers have a resolution of one millisecond: that much is not lag
 GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
 MOST_IN_FLIGHT: Final = 1024  # of an open loop's shard; what is due beyond waits, and its delay is recorded
 RAW_LIMIT_BYTES: Final = 1 << 30  # answers kept undecoded until the end; beyond, they are decoded at once and the loop lag tells
@@ -43,6 +45,7 @@ class ShardPlan:
     offsets_s: tuple[float, ...] = ()  # of all requests of the run (open loop)
     timeout_s: float = 600.0
     cancel_path: str = ""  # a file that appears here ends the shard
+    limit_s: float = 0.0  # the shard ends itself so long after its start; 0: only its requests have limits
 
     @property
     def numbers(self) -> range:
@@ -52,12 +55,17 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's resolution."""
+    """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's resolution; `start_ns` is perf_counter_ns.
+
+    `expired`: it ended itself at its limit, as cancelled.
+    """
 
     requests: tuple[Request, ...]
     started_unix_ns: int
     lags_ns: tuple[int, ...]
     cancelled: bool
+    start_ns: int = 0
+    expired: bool = False
 
 
 @dataclass(slots=True)
@@ -77,9 +85,13 @@ class _Shard:
     raw: list[_Raw] = field(default_factory=list)
     done: list[Request] = field(default_factory=list)
     raw_bytes: int = 0
-    lags_ns: list[int] = field(default_factory=list)
+    lag: Lag = field(default_factory=Lag)
     flying: set[Connection] = field(default_factory=set)
+    start: Start = field(default_factory=Start)
     cancelled: bool = False
+    expired: bool = False
+    started_unix_ns: int = 0
+    start_ns: int = 0  # 0: not yet
 
     async def send(self, number: int, intended_ns: int) -> Exchange:
         """One request from its sending to the end of its answer, recorded whatever came."""
@@ -112,20 +124,40 @@ class _Shard:
         for connection in tuple(self.flying):
             connection.cancel()
 
+    def look(self) -> None:
+        """Now and then: is there an order to stop, or is it time?"""
+        limit_s = self.plan.limit_s
+        self.expired = self.expired or bool(limit_s and self.start_ns and perf_counter_ns() - self.start_ns > limit_s * 1e9)
+        if self.expired or self.start.is_cancelled or _exists(self.plan.cancel_path):
+            self.cancel()
 
-def run_shard(plan: ShardPlan) -> ShardResult:
-    """Carry out the share; failed requests are in the result. Raises ValueError for a plan that cannot be sent."""
+    def result(self) -> ShardResult:
+        """All that was measured, decoded."""
+        requests = tuple(sorted([*self.done, *map(self.read, self.raw)], key=lambda request: request.number))
+        lags_ns = tuple(self.lag.taken())
+        return ShardResult(requests, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired)
+
+
+def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
+    """The plan of a shard that ends when a file appears at `path`."""
+    return replace(plan, cancel_path=path)
+
+
+def run_shard(plan: ShardPlan, start: Start | None = None, tls: ssl.SSLContext | None = None) -> ShardResult:
+    """Carry out the share; failed requests are in the result. Raises ValueError for a plan that cannot be sent.
+
+    `start` says when it begins (default: at once), `tls` how it meets the server where the address alone does not say it.
+    """
     _raise_file_limit()
-    endpoint = Endpoint(plan.target.url)
-    shard = _Shard(plan, endpoint, {number: _prepare(plan, number) for number in plan.numbers})
+    sends = {number: _prepare(plan, number) for number in plan.numbers}
+    shard = _Shard(plan, Endpoint(plan.target.url, tls), sends, start=start or Start.now())
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            started = runner.run(_drive(shard))
+            runner.run(_drive(shard))
     finally:
         gc.enable()
-    requests = tuple(sorted([*shard.done, *map(shard.read, shard.raw)], key=lambda request: request.number))
-    return ShardResult(requests, started, tuple(shard.lags_ns), shard.cancelled)
+    return shard.result()
 
 
 def get_ready() -> int:
@@ -142,17 +174,21 @@ def _prepare(plan: ShardPlan, number: int) -> tuple[bytes, str]:
     return http_request(plan.target, PATHS[plan.api], content), prompt.digest
 
 
-async def _drive(shard: _Shard) -> int:
+async def _drive(shard: _Shard) -> None:
     async with asyncio.TaskGroup() as group:
-        probe = group.create_task(_probe(shard))
+        looking = group.create_task(shard.lag.sample(_every_fifth(shard.look)))
         if shard.plan.concurrency:
             await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.sends)))
-        started_unix_ns, start_ns = time.time_ns(), perf_counter_ns()
+        begin_ns = await shard.start.wait()
+        shard.look()  # it may have been a cancel
+        await _sleep_until(begin_ns, shard)
+        shard.started_unix_ns, shard.start_ns = time.time_ns(), perf_counter_ns()
+        shard.lag.taken()  # before the start it says nothing
         pattern: Callable[[_Shard, int], Awaitable[None]] = _closed_loop if shard.plan.concurrency else _open_loop
-        await pattern(shard, start_ns)
-        probe.cancel()
+        if not shard.cancelled:
+            await pattern(shard, shard.start_ns)
+        looking.cancel()
     shard.endpoint.close()
-    return started_unix_ns
 
 
 async def _closed_loop(shard: _Shard, start_ns: int) -> None:
@@ -198,16 +234,10 @@ async def _sleep_until(due_ns: int, shard: _Shard) -> None:
         await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1) if left_ns > 1_500_000 else 0)
 
 
-async def _probe(shard: _Shard) -> None:
-    """Samples the lag of this loop, and looks for the order to stop."""
-    turn = 0
-    while True:
-        before = perf_counter_ns()
-        await asyncio.sleep(PROBE_S)
-        shard.lags_ns.append(max(0, perf_counter_ns() - before - round(PROBE_S * 1e9) - TIMER_NS))
-        turn += 1
-        if turn % 5 == 0 and _exists(shard.plan.cancel_path):
-            shard.cancel()
+def _every_fifth(look: Callable[[], None]) -> Callable[[], None]:
+    """A look at the disk with each sample of the lag would be too often."""
+    turns = count(1)
+    return lambda: look() if next(turns) % 5 == 0 else None
 
 
 def _exists(path: str) -> bool:

@@ -1,0 +1,68 @@
+"""Owns how times of one host's clock become those of another's, and how sure that is; pure.
+
+Hosts share no clock: a wall clock may be wrong by anything, so it is never used. An offset is that of the two monotonic clocks, seen by
+asking for the other's time and halving the way there and back (Cristian's algorithm); its error is at most half of the quickest way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fleet_agent.load.records import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One question for the other clock's time: ours when it was asked and when the answer came, theirs in the answer. Nanoseconds."""
+
+    asked_ns: int
+    theirs_ns: int
+    answered_ns: int
+
+    @property
+    def took_ns(self) -> int:
+        """The way there and back."""
+        return self.answered_ns - self.asked_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Their clock minus ours, true to within `uncertainty_ns`."""
+
+    offset_ns: int = 0
+    uncertainty_ns: int = 0
+
+    def theirs(self, ours_ns: int) -> int:
+        """That moment on their clock."""
+        return ours_ns + self.offset_ns
+
+    def ours(self, theirs_ns: int) -> int:
+        """That moment on our clock; 0, which means never, stays 0."""
+        return theirs_ns - self.offset_ns if theirs_ns else 0
+
+
+def estimate(looks: Iterable[Look]) -> Offset:
+    """The offset by the quickest of the looks. Raises ValueError for none."""
+    best = min(looks, key=lambda look: look.took_ns, default=None)
+    if best is None:
+        raise ValueError("no look at the other clock")
+    return Offset(best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2)
+
+
+def on_our_clock(request: Request, offset: Offset) -> Request:
+    """The request with all its times moved; what lies between two of them, such as its latencies, stays as it was measured."""
+    response = replace(
+        request.response,
+        chunk_ns=tuple(offset.ours(at_ns) for at_ns in request.response.chunk_ns),
+        last_ns=offset.ours(request.response.last_ns),
+    )
+    return replace(request, intended_ns=offset.ours(request.intended_ns), sent_ns=offset.ours(request.sent_ns), response=response)
+
+
+def spread_ns(starts: Iterable[tuple[int, Offset]]) -> int:
+    """How far apart shards may have begun, each start by its own clock: between the first and the last, and what the clocks leave open."""
+    known = [(offset.ours(at_ns), offset.uncertainty_ns) for at_ns, offset in starts]
+    if len(known) < 2:
+        return 0
+    return max(at_ns + open_ns for at_ns, open_ns in known) - min(at_ns - open_ns for at_ns, open_ns in known)

@@ -1,0 +1,123 @@
+"""Owns where the shards of a run are carried out: as tasks of a Ray on this host alone. Another crew, in `far_crew`, has other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from fleet_agent.load import shard
+from fleet_agent.load.body import Target
+from fleet_agent.load.ray_session import CORES
+from fleet_protos.errors import LoadFailed
+
+SHARE_FROM: Final = 16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the shards of one run measured, all on this host's clock. `start_skew_s`: how far apart they may have begun.
+
+    `lags_ns`: of what stood between shards and server; `notes` go into the raw file.
+    """
+
+    results: Sequence[shard.ShardResult]
+    start_skew_s: float = 0.0
+    lags_ns: Sequence[int] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Crew(Protocol):
+    """Those who carry out shards."""
+
+    async def get_ready(self) -> None:
+        """Have each worker import what a shard needs. Raises LoadFailed when not all of them come."""
+        ...
+
+    def shares(self, users: int) -> int:
+        """Into how many shards a closed loop of so many users goes; 0: an open loop."""
+        ...
+
+    async def reach(self, target: Target) -> Target:
+        """The server as the shards reach it. Raises OSError, LoadFailed."""
+        ...
+
+    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> Done:
+        """Carry out the shards; when one dies the others are ended. Raises LoadFailed, RayError."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """End the run of that number, which then has cancelled shards; harmless when there is none."""
+        ...
+
+
+class NearCrew:
+    """Ray tasks on this host."""
+
+    def __init__(self, ray: Any, folder: Path) -> None:
+        self._ray = ray
+        self._folder = folder
+
+    async def get_ready(self) -> None:
+        """See `Crew`."""
+        task = self._ray.remote(max_retries=0, num_cpus=1)(shard.get_ready)
+        await asyncio.gather(*(_finished(task.remote()) for _ in range(CORES)))
+
+    def shares(self, users: int) -> int:
+        """See `Crew`."""
+        return CORES if users >= SHARE_FROM and (os.cpu_count() or 1) >= CORES else 1
+
+    async def reach(self, target: Target) -> Target:
+        """See `Crew`."""
+        return target
+
+    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> Done:
+        """See `Crew`."""
+        path = self._cancel_path(number)
+        task = self._ray.remote(max_retries=0, num_cpus=1)(shard.run_shard)
+        shares = [self._share(number, task.remote(shard.with_cancel(plan, str(path)))) for plan in plans]
+        try:
+            return Done(whole(await asyncio.gather(*shares, return_exceptions=True), self._ray))
+        finally:
+            path.unlink(missing_ok=True)
+
+    def cancel(self, number: int) -> None:
+        """See `Crew`. A Ray task that blocks hears of no cancel: a file that appears is what ends it."""
+        self._cancel_path(number).touch()
+
+    async def _share(self, number: int, reference: Any) -> shard.ShardResult:
+        """One shard's result; when it has none the run's other shards are ended. Raises RayError."""
+        try:
+            result: shard.ShardResult = await reference
+        except self._ray.exceptions.RayError:
+            self.cancel(number)
+            raise
+        return result
+
+    def _cancel_path(self, number: int) -> Path:
+        return self._folder / f"cancel-{number}"
+
+
+def whole(results: Sequence[shard.ShardResult | BaseException], ray: Any) -> list[shard.ShardResult]:
+    """The results, when none of the shards failed. Raises LoadFailed."""
+    for result in results:
+        if isinstance(result, ray.exceptions.RayTaskError):
+            raise LoadFailed(f"the load cannot be sent: {cause(result)}")
+        if isinstance(result, ray.exceptions.RayError):
+            raise LoadFailed(f"load task died: {type(result).__name__}")
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, shard.ShardResult)]
+
+
+def cause(error: Any) -> str:
+    """What was raised inside a task, in one line."""
+    inner = getattr(error, "cause", None) or error
+    return next((line for line in reversed(str(inner).splitlines()) if line.strip()), type(inner).__name__)
+
+
+async def _finished(reference: Any) -> None:
+    await reference

@@ -1,0 +1,100 @@
+"""Owns a load host's process: joins the lead's Ray, lends it workers, and ends with it, with its agent or at its limit. Sends no request.
+
+It ends at the first of: the end of its stdin, which its agent holds; the end of Ray here, which follows the lead's; its hold limit.
+Exit codes: 0 after the end of stdin, 1 it could not join, 3 Ray has ended, 4 the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from fleet_agent.load.cluster import JOIN_LIMIT_S, LONGEST_HOLD_S, Files, Part
+from fleet_agent.load.ray_cluster import RayNode
+from fleet_agent.load.ray_session import wait_for_end_of_ray
+
+log = logging.getLogger(__name__)
+
+LEAD_LIMIT_S: Final = 2 * JOIN_LIMIT_S  # for the lead's Ray to be there: its agent may have been told a little later
+_LOOK_S: Final = 0.2
+_LOOK_LIMIT_S: Final = 3.0
+DONE, NOT_JOINED, RAY_ENDED, LIMIT = 0, 1, 3, 4
+
+
+async def _lead_is_there(part: Part) -> bool:
+    """Wait until something listens where the lead gathers; False when nothing does in time."""
+    host, _, port = part.lead_address.rpartition(":")
+    try:
+        async with asyncio.timeout(LEAD_LIMIT_S):
+            while not await _listens(host.strip("[]"), int(port)):  # noqa: ASYNC110 - another host's port tells nobody that it opened
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _listens(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_LOOK_LIMIT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _serve(node: RayNode) -> int:
+    """Join, stay, and say why no longer."""
+    part = node.part
+    orders = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    async with asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(orders.read())
+        staying = tasks.create_task(_stay(node))
+        hold_s = min(part.hold_limit_s or LONGEST_HOLD_S, LONGEST_HOLD_S)
+        await asyncio.wait((ended, staying), timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+        code = DONE if ended.done() else staying.result() if staying.done() else LIMIT
+        ended.cancel()
+        staying.cancel()
+    return code
+
+
+async def _stay(node: RayNode) -> int:
+    part = node.part
+    if not await _lead_is_there(part):
+        log.error("nothing listened at %s, where trial %s gathers its load, within %.0f s", part.lead_address, part.trial_id, LEAD_LIMIT_S)
+        return NOT_JOINED
+    try:
+        await asyncio.to_thread(node.start)
+    except (RuntimeError, OSError) as error:
+        log.error("Ray did not join %s: %s", part.lead_address, error)
+        return NOT_JOINED
+    log.info("joined the load of trial %s at %s after %.1f s", part.trial_id, part.lead_address, node.started_s)
+    ended = await wait_for_end_of_ray(("raylet",))
+    log.info("Ray's %s has ended: the lead is gone or has lost this host", ended)
+    return RAY_ENDED
+
+
+def main() -> None:
+    """`python -m fleet_agent.load.node --cluster DIR --temporary DIR`."""
+    parser = argparse.ArgumentParser(description="Lends a host's cores to the load of another host's trial; started by fleet-agent.")
+    parser.add_argument("--cluster", required=True, type=Path, help="the folder of its part")
+    parser.add_argument("--temporary", required=True, help="an empty folder with a short path, which it removes at its end")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    files = Files(options.cluster)
+    node = RayNode(files.read(), files, options.temporary)
+    try:
+        code = asyncio.run(_serve(node))
+    finally:
+        node.stop()
+    os._exit(code)  # a thread in which Ray still starts must not hold it up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Owns what this host takes part in beside its own trials' load: its part as a load host, and those as lead that wait for their trial.
+
+Decides nothing: the controller says who joins. A part as a load host is a process in a session of its own, which this agent's end ends,
+as does the lead's, the word of the controller, or its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from fleet_agent.load.cluster import Files, Part, Secrets
+from fleet_agent.load.process import LoadProcess, RecordedLoad, driver_env, end_earlier, end_leftover, log_tail, opened, write_record
+from fleet_agent.load.temporary import temporary_folder
+from fleet_agent.processes import boot_id, read_stat
+from fleet_protos.errors import ConfigError, Conflict, Superseded
+from fleet_protos.trial import TrialSpec
+
+log = logging.getLogger(__name__)
+
+_LEAVE_S: Final = 3.0  # for the process to end by itself; Ray's parts are killed by it anyway
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A part that was begun as a load host."""
+
+    part: Part
+    process: asyncio.subprocess.Process
+    recorded: RecordedLoad
+    watching: asyncio.Task[None] | None = None
+
+
+class LoadParts:
+    """All parts of one host; touched only on its loop. At most one as a load host, and one as a lead that runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the agent's own, below which parts keep their secrets and logs."""
+        self._as_host = folder / "load-host"
+        self._as_lead = folder / "load-lead"
+        self._joined: _Joined | None = None
+        self._leads: dict[Key, tuple[Part, Secrets]] = {}
+        self._leading: Key | None = None
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """End what an earlier process of the agent left, and forget its secrets."""
+        for folder in (self._as_host, self._as_lead):
+            await end_earlier(folder)
+            await asyncio.to_thread(_files(folder).remove)
+
+    async def join(self, part: Part, secrets: Secrets) -> tuple[bool, str]:
+        """Take a part: (taken already, where the lead gathers). Raises Superseded, Conflict, ConfigError."""
+        _check(part)
+        if not part.lead_address:
+            return self._lead(part, secrets)
+        async with self._turn:
+            now = self._joined
+            if now is not None and now.part.trial_id == part.trial_id and now.part.attempt > part.attempt:
+                raise Superseded(f"trial {part.trial_id} has come to attempt {now.part.attempt}, {part.attempt} is over")
+            if now is not None and now.part.key == part.key and now.process.returncode is None:
+                return True, part.lead_address
+            await self._leave()
+            self._joined = await self._launch(part, secrets)
+        return False, part.lead_address
+
+    async def leave(self, trial_id: str, attempt: int) -> bool:
+        """End that part; False when this host has it not."""
+        key = (trial_id, attempt)
+        if key in self._leads and key != self._leading:
+            del self._leads[key]
+            return True
+        async with self._turn:
+            if self._joined is None or self._joined.part.key != key:
+                return False
+            await self._leave()
+        return True
+
+    async def stop(self) -> None:
+        """End the part as a load host; the load processes of leads end with their trials."""
+        async with self._turn:
+            await self._leave()
+
+    def lead(self, spec: TrialSpec) -> LoadProcess:
+        """The load process of a trial whose load comes from other hosts; `ended` gives it back. Raises Conflict when it cannot lead now."""
+        key = (spec.trial_id, spec.attempt)
+        if key not in self._leads:
+            told = f"trial {spec.trial_id} takes its load from {', '.join(spec.load.hosts)}, and this host was not told to lead it"
+            raise Conflict(told, "the controller gathers the load hosts first, and tries again")
+        if self._leading is not None:
+            raise Conflict(f"this host leads the load of trial {self._leading[0]} now", "the trial is tried again")
+        part, secrets = self._leads[key]
+        try:
+            _files(self._as_lead).write(replace(part, hosts=spec.load.hosts, shards=spec.load.shards), secrets)
+        except OSError as error:
+            raise Conflict(f"the part in the load cannot be kept: {error}", "make room in the agent's state folder") from error
+        self._leading = key
+        return LoadProcess(_files(self._as_lead).folder)
+
+    @property
+    def lead_folder(self) -> Path:
+        """Where the load process of a lead keeps its log."""
+        return self._as_lead
+
+    def ended(self, key: Key) -> None:
+        """The trial is over, and its load process has ended."""
+        self._leads.pop(key, None)
+        if self._leading == key:
+            self._leading = None
+            _files(self._as_lead).remove()
+
+    # Inside
+
+    def _lead(self, part: Part, secrets: Secrets) -> tuple[bool, str]:
+        if part.key in self._leads:
+            return True, self._leads[part.key][0].lead_address
+        for key in [key for key in self._leads if key[0] == part.trial_id and key != self._leading]:
+            if key[1] > part.attempt:
+                raise Superseded(f"trial {part.trial_id} has come to attempt {key[1]}, {part.attempt} is over")
+            del self._leads[key]
+        host = f"[{part.address}]" if ":" in part.address else part.address
+        placed = replace(part, lead_address=f"{host}:{_free_port(part.address)}")
+        self._leads[part.key] = (placed, secrets)
+        return False, placed.lead_address
+
+    async def _launch(self, part: Part, secrets: Secrets) -> _Joined:
+        folder = self._as_host
+        try:
+            await asyncio.to_thread(_files(folder).write, part, secrets)
+            process, temporary = await _spawn(folder)
+        except OSError as error:
+            raise Conflict(f"the part in the load of trial {part.trial_id} cannot be begun: {error}") from error
+        stat = read_stat(process.pid)
+        recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
+        await asyncio.to_thread(write_record, folder, recorded)
+        joined = _Joined(part, process, recorded)
+        joined.watching = asyncio.get_running_loop().create_task(self._see_through(joined))
+        log.info("joining the load of trial %s attempt %d at %s", part.trial_id, part.attempt, part.lead_address)
+        return joined
+
+    async def _see_through(self, joined: _Joined) -> None:
+        code = await joined.process.wait()
+        await end_leftover(joined.recorded)
+        await asyncio.to_thread(_files(self._as_host).remove)
+        told = f": {log_tail(self._as_host / 'node.log')}" if code else ""
+        log.info("left the load of trial %s attempt %d, exit code %d%s", joined.part.trial_id, joined.part.attempt, code, told)
+
+    async def _leave(self) -> None:
+        joined, self._joined = self._joined, None
+        if joined is None:
+            return
+        assert joined.process.stdin is not None and joined.watching is not None
+        joined.process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await joined.process.wait()
+        await end_leftover(joined.recorded)
+        await joined.watching
+
+
+def _files(folder: Path) -> Files:
+    return Files(folder / "cluster")
+
+
+async def _spawn(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
+    with opened(folder / "node.log") as output:
+        temporary = temporary_folder()
+        argv = (sys.executable, "-m", "fleet_agent.load.node", "--cluster", str(_files(folder).folder), "--temporary", temporary)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, env=_env(folder)
+            )
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return process, temporary
+
+
+def _env(folder: Path) -> Mapping[str, str]:
+    return driver_env(os.environ, folder)
+
+
+def _check(part: Part) -> None:
+    """Raises ConfigError when this host cannot be reached at the address it is told."""
+    try:
+        family = socket.AF_INET6 if ip_address(part.address).version == 6 else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind((part.address, 0))
+    except ValueError:
+        raise ConfigError(f"address {part.address!r} of host {part.host} is no IP address") from None
+    except OSError as error:
+        told = f"{part.address} is no address of host {part.host} itself: {error.strerror}"
+        hint = "give the host's own address in the fleet file: behind a translated one no load can be gathered"
+        raise ConfigError(told, hint) from error
+
+
+def _free_port(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+    return port

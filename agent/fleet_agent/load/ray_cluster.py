@@ -1,0 +1,82 @@
+"""Owns Ray's processes of one host in the cluster of an attempt, lead or load host; measures nothing and chooses no host.
+
+`ray start` and `ray.init` open what a cluster of ours must not have: the client server at a fixed port, and the autoscaler's metrics
+on all addresses without authentication. Ray's own class for a node, on which both stand, can leave them out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from typing import Any
+
+from fleet_agent.load.cluster import Files, Part, settings
+from fleet_agent.load.ray_session import OBJECT_STORE_BYTES, SETTINGS
+from fleet_agent.load.temporary import temporary_folder
+
+
+class RayNode:
+    """Ray on this host. Start it once in a process; its parts are children of this process and end with it."""
+
+    def __init__(self, part: Part, files: Files, temporary: str = "") -> None:
+        """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
+        self.part = part
+        self.temporary = temporary
+        self.started_s = 0.0
+        self._files = files
+        self._node: Any = None
+        self._ray: Any = None
+
+    @property
+    def is_lead(self) -> bool:
+        """The others join it."""
+        return bool(self.part.hosts)
+
+    def start(self) -> Any:
+        """Start Ray and return its module, connected on the lead alone; takes seconds. Raises RuntimeError or OSError."""
+        began = time.monotonic()
+        os.umask(0o077)
+        loopback_only = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+        os.environ.update({name: value for name, value in SETTINGS.items() if name not in loopback_only})
+        os.environ.update(settings(self.part, self._files))
+        self.temporary = self.temporary or temporary_folder()
+        import ray  # here, because it reads its settings from the environment when imported
+        from ray._private.node import Node
+        from ray._private.parameter import RayParams
+
+        self._node = Node(RayParams(**self._parameters()), head=self.is_lead, shutdown_at_exit=False, spawn_reaper=False)
+        if self.is_lead:
+            address = self.part.address
+            ray.init(self.part.lead_address, _node_ip_address=address, log_to_driver=False, logging_level=logging.WARNING)
+            self._ray = ray
+        self.started_s = time.monotonic() - began
+        return ray
+
+    def stop(self) -> None:
+        """End Ray here, which on the lead ends the cluster, and remove its folder. Harmless when it never started."""
+        if self._ray is not None:
+            self._ray.shutdown()
+            self._ray = None
+        if self._node is not None:
+            self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+            self._node = None
+        if self.temporary:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _parameters(self) -> dict[str, Any]:
+        _, _, port = self.part.lead_address.rpartition(":")
+        where: dict[str, Any] = {"gcs_server_port": int(port)} if self.is_lead else {"gcs_address": self.part.lead_address}
+        return {
+            **where,
+            "node_ip_address": self.part.address,
+            "node_name": self.part.host,
+            "num_cpus": self.part.cores,
+            "num_gpus": 0,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "include_log_monitor": False,
+            "no_monitor": True,
+            "temp_dir": os.path.join(self.temporary, "r"),
+        }

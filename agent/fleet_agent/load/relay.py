@@ -1,0 +1,145 @@
+"""Owns the way of load hosts to a server that listens on loopback: mutual TLS in, loopback out. Reads no content.
+
+Protocol: the first line on stdout is its port; for each line on stdin it answers with the samples of its loop's lag since the last, as
+a JSON list of nanoseconds; the end of stdin ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, cast
+
+import uvloop
+
+from fleet_agent.load.lag import Lag
+
+_FULL_BYTES: Final = 1 << 20  # one side that takes nothing stops the other here
+_BACKLOG: Final = 4096
+
+
+class _Side(asyncio.Protocol):
+    """One end of a relayed connection; what it reads is written to the other."""
+
+    def __init__(self, other: _Side | None = None) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other = other
+        self._early: list[bytes] = []  # read before the other end was there
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio's call."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=_FULL_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """Asyncio's call, and the hot path."""
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+        else:
+            self._early.append(data)
+
+    def eof_received(self) -> bool:
+        """Asyncio's call: HTTP has no use for half a connection."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Asyncio's call: with one end the other goes, once it has taken what was read."""
+        self.transport = None
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.close()
+
+    def pause_writing(self) -> None:
+        """Asyncio's call."""
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Asyncio's call."""
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def early(self) -> Iterator[bytes]:
+        """What was read before, once."""
+        early, self._early = self._early, []
+        yield from early
+
+
+class _Outer(_Side):
+    """A load host's connection; its handshake is done."""
+
+    def __init__(self, port: int, tasks: asyncio.TaskGroup) -> None:
+        super().__init__()
+        self._port = port
+        self._tasks = tasks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio's call."""
+        super().connection_made(transport)
+        self._tasks.create_task(self._meet())
+
+    async def _meet(self) -> None:
+        try:
+            _, inner = await asyncio.get_running_loop().create_connection(lambda: _Side(self), "127.0.0.1", self._port)
+        except OSError:  # the server is gone: so is the connection to it
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        if self.transport is None:
+            cast(asyncio.Transport, inner.transport).abort()
+            return
+        for data in self.early():
+            cast(asyncio.Transport, inner.transport).write(data)
+        self.other = inner
+
+
+def server_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
+    """Only who shows a certificate of the cluster's own authority gets in. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    context = server_context(options.certificate, options.key, options.authority)
+    lag, orders = Lag(), asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    async with asyncio.TaskGroup() as tasks:
+        server = await loop.create_server(
+            lambda: _Outer(options.port, tasks), options.address, 0, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=10.0
+        )
+        _tell(str(server.sockets[0].getsockname()[1]))
+        sampling = tasks.create_task(lag.sample())
+        while await orders.readline():
+            _tell(json.dumps(lag.taken()))
+        server.close()
+        sampling.cancel()
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """`python -m fleet_agent.load.relay --address IP --port PORT --certificate F --key F --authority F`."""
+    parser = argparse.ArgumentParser(description="Lets the load hosts of one trial reach its server; started by the load process.")
+    parser.add_argument("--address", required=True, help="where to listen, on any free port")
+    parser.add_argument("--port", required=True, type=int, help="of the server on 127.0.0.1")
+    for name in ("certificate", "key", "authority"):
+        parser.add_argument(f"--{name}", required=True, type=Path)
+    with suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

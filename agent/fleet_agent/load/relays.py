@@ -1,0 +1,92 @@
+"""Owns the relay process through which load hosts reach the server of a trial; passes on no byte itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from fleet_agent.load.body import Target
+from fleet_agent.load.cluster import Files
+from fleet_protos.errors import LoadFailed
+
+_START_LIMIT_S: Final = 20.0
+_ANSWER_LIMIT_S: Final = 10.0
+_LINE_LIMIT: Final = 1 << 24  # a sample of its lag each 10 ms of a run
+
+
+@dataclass(slots=True)
+class _Relay:
+    """One that runs, for the server at `server_port`."""
+
+    process: asyncio.subprocess.Process
+    server_port: int
+    port: int
+
+
+class Relays:
+    """At most one relay at a time: a trial measures one server. It is a child in our own session and ends with its stdin."""
+
+    def __init__(self, address: str, files: Files) -> None:
+        self._address = address
+        self._files = files
+        self._relay: _Relay | None = None
+
+    async def reach(self, target: Target) -> Target:
+        """The target as other hosts reach it. Raises OSError or LoadFailed when the relay does not start."""
+        parts = urlsplit(target.url)
+        if not _is_loopback(parts.hostname or ""):
+            return target
+        relay = await self._for(parts.port or 80)
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        return replace(target, url=f"https://{host}:{relay.port}{parts.path.rstrip('/')}", in_cluster=True)
+
+    async def lags_ns(self) -> tuple[int, ...]:
+        """How late its loop woke since it was last asked; none without a relay. Raises LoadFailed when it has ended."""
+        if self._relay is None:
+            return ()
+        assert self._relay.process.stdin is not None
+        self._relay.process.stdin.write(b"\n")
+        return tuple(json.loads(await _line(self._relay.process, _ANSWER_LIMIT_S)))
+
+    async def _for(self, server_port: int) -> _Relay:
+        if self._relay is not None and self._relay.server_port == server_port and self._relay.process.returncode is None:
+            return self._relay
+        await self._end()
+        files = self._files
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fleet_agent.load.relay", "--address", self._address, "--port", str(server_port),
+            "--certificate", str(files.certificate), "--key", str(files.key), "--authority", str(files.authority),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
+        )  # fmt: skip
+        self._relay = _Relay(process, server_port, int(await _line(process, _START_LIMIT_S)))
+        return self._relay
+
+    async def _end(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None and relay.process.stdin is not None:
+            relay.process.stdin.close()
+            await relay.process.wait()
+
+
+async def _line(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(limit_s):
+            line = await process.stdout.readline()
+    except TimeoutError:
+        raise LoadFailed(f"the relay to the server has not answered within {limit_s:.0f} s") from None
+    if not line:
+        raise LoadFailed(f"the relay to the server has ended with exit code {await process.wait()}")
+    return line
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
