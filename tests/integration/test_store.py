@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from fleet_controller.core.state import Attempt
+from fleet_controller.core.state import GIVEN_UP, Attempt
 from fleet_controller.store import schema
 from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import JobRow, Store
@@ -136,13 +136,20 @@ def test_the_same_sequence_of_another_agent_is_another_event(store: Store) -> No
     assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1, 2]
 
 
-def test_a_run_that_cannot_be_stored_leaves_nothing_half_written(store: Store) -> None:
+def test_what_cannot_be_stored_leaves_nothing_half_written(store: Store) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        store.record("agent", "here", told(1, ev.RunFinished(replace(RUN, index=1 << 40))))
+    assert store.last_sequence("agent") == 0
+    assert store.events(SPECS[0].trial_id, 1) == []
+    assert store.find_trial(SPECS[0].trial_id).attempts == ()
+
+
+def test_a_run_that_is_told_again_under_another_number_counts_once(store: Store) -> None:
     store.record("agent", "here", told(1, ev.RunFinished(RUN)))
-    with pytest.raises(Exception, match=r"(?i)unique"):
-        store.record("agent", "here", told(2, ev.RunFinished(RUN)))
-    assert store.last_sequence("agent") == 1
-    assert len(store.events(SPECS[0].trial_id, 1)) == 1
-    assert store.find_trial(SPECS[0].trial_id).attempts[0].runs == 1
+    store.record("agent", "here", told(2, ev.RunFinished(replace(RUN, metrics={"output_tok_s": 1.0}))))
+    assert [stored.run for stored in store.runs("job-1")] == [RUN]
+    assert store.wanted_artifacts("agent") == [RUN.artifact]
+    assert store.last_sequence("agent") == 2
 
 
 def test_an_event_of_a_trial_of_another_store_is_passed_over(store: Store) -> None:
@@ -171,6 +178,61 @@ def test_an_attempt_is_written_and_written_over(store: Store) -> None:
     assert [trial.attempts for trial in store.trials("job-1")] == [
         (), (Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG),),
     ]  # fmt: skip
+
+
+def test_an_attempt_that_nobody_began_becomes_none(store: Store) -> None:
+    store.save_attempt([SPECS[0].trial_id], Attempt(1))
+    assert store.record("agent", "here", replace(told(1, ev.RunFinished(RUN)), attempt=7)) is None
+    assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1]
+    assert (store.attempt(SPECS[0].trial_id, 7), store.last_sequence("agent")) == (None, 1)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_an_end_that_comes_after_its_attempt_was_given_up_counts_unless_a_newer_one_was_begun(store: Store, newer: bool) -> None:
+    trial_id = SPECS[0].trial_id
+    given_up = Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, GIVEN_UP, "away")
+    store.save_attempt([trial_id], given_up)
+    if newer:
+        store.save_attempt([trial_id], Attempt(2))
+    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
+    after = store.record("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER))
+    assert after == store.attempt(trial_id, 1)
+    assert (after.outcome, after.runs) == (Outcome.FAILED if newer else Outcome.OK, 1)
+    assert [(run.attempt, run.trial_outcome) for run in store.runs("job-1")] == [(1, after.outcome)]
+    assert store.record("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER)) is None
+
+
+def test_a_store_put_back_to_an_earlier_day_takes_the_attempt_that_it_forgot(store: Store) -> None:
+    store.save_attempt([SPECS[0].trial_id], Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.LOAD_FAILED))
+    assert store.record("agent", "here", replace(told(9, ev.TrialOver(Outcome.OK), Phase.OVER), attempt=2)) is not None
+    assert store.find_trial(SPECS[0].trial_id).newest.outcome is Outcome.OK  # type: ignore[union-attr]
+
+
+def test_a_controller_that_was_replaced_writes_nothing_more(store: Store, address: str) -> None:
+    first = store.take_over()
+    newer = Store.open(address)
+    second = newer.take_over()
+    assert (second.controller_id, second.epoch) == (first.controller_id, first.epoch + 1)
+    for write in (
+        lambda: store.record("agent", "here", told(1, ev.RunFinished(RUN))),
+        lambda: store.save_attempt([SPECS[0].trial_id], Attempt(1)),
+        lambda: store.cancel_job("job-1"),
+        lambda: store.artifact_fetched("x"),
+    ):
+        with pytest.raises(Conflict, match="another controller has taken over the store"):
+            write()
+    assert newer.last_sequence("agent") == 0
+    assert newer.record("agent", "here", told(1, ev.RunFinished(RUN))) is not None
+    assert store.jobs() == [JOB], "it may still look"
+    newer.close()
+
+
+def test_a_submit_that_is_repeated_makes_no_second_job(store: Store) -> None:
+    again = [replace(spec, trial_id=f"{spec.trial_id}-again", job_id="job-9") for spec in SPECS]
+    assert store.add_job(replace(JOB, job_id="job-9"), again, "key") == "job-9"
+    assert store.add_job(replace(JOB, job_id="job-10"), SPECS, "key") == "job-9"
+    assert [job.job_id for job in store.jobs()] == ["job-1", "job-9"]
+    assert (store.job_of_request("key"), store.job_of_request("other"), store.job_of_request("")) == ("job-9", "", "")
 
 
 def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:

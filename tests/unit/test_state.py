@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.core.state import Attempt, Trial, after, is_over, job_state
+from fleet_controller.core.state import GIVEN_UP, Attempt, Clock, Trial, after, is_over, job_state
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, RunResult, TrialSpec
@@ -34,9 +34,55 @@ def test_an_attempt_that_is_over_takes_no_more_events() -> None:
     assert after(OK, told(ev.RunFinished(RunResult("w", 1)), Phase.MEASURING), "a") == OK
 
 
+GAVE_UP = replace(OVER, outcome=Outcome.FAILED, kind=ErrorKind.HOST_UNREACHABLE, failure_class=GIVEN_UP, message="away")
+
+
+def test_what_another_journal_tells_of_an_attempt_changes_nothing() -> None:
+    ours = Attempt(1, "a", Phase.MEASURING)
+    assert after(ours, told(ev.TrialOver(Outcome.OK), Phase.OVER), "b") == ours
+
+
+@pytest.mark.parametrize("body", [ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_OOM), ev.TrialOver(Outcome.CANCELLED), ev.ServerReady()])
+def test_any_other_end_of_an_attempt_that_was_given_up_leaves_why_nobody_waited(body: ev.Body) -> None:
+    assert after(GAVE_UP, told(body, Phase.OVER), "a") == replace(GAVE_UP, agent_id="a")
+
+
+def test_an_ok_end_of_an_attempt_that_was_given_up_counts_once_and_only_while_it_is_the_newest() -> None:
+    end = told(ev.TrialOver(Outcome.OK), Phase.OVER, 9)
+    assert after(GAVE_UP, end, "a", is_newest=False) == replace(GAVE_UP, agent_id="a")
+    counted = after(GAVE_UP, end, "a")
+    assert (counted.outcome, counted.kind, counted.failure_class, counted.message, counted.ended_unix_ns) == (
+        Outcome.OK, ErrorKind.NONE, "", "", 9,
+    )  # fmt: skip
+    assert after(counted, told(ev.TrialOver(Outcome.FAILED), Phase.OVER), "a") == counted
+
+
+def test_a_trial_that_was_given_up_is_over_though_its_kind_would_be_tried_again() -> None:
+    assert Trial(SPEC, (replace(GAVE_UP, failure_class=""),)).may_start
+    assert not Trial(SPEC, (GAVE_UP,)).may_start
+    assert job_state([Trial(SPEC, (GAVE_UP,))], False) == "failed"
+
+
+@pytest.mark.parametrize("ahead_s", [-86_400, -3, 0, 3, 86_400])
+def test_times_are_by_our_clock_however_far_the_hosts_is_from_it(ahead_s: int) -> None:
+    ahead_ns, now = ahead_s * 10**9, 2 * 10**18
+    clock = Clock(ahead_ns, now)
+    attempt = after(Attempt(1), told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, now - 10 * 10**9 + ahead_ns), "a", clock)
+    attempt = after(attempt, told(ev.TrialOver(Outcome.OK), Phase.OVER, now - 4 * 10**9 + ahead_ns), "a", clock)
+    assert (attempt.started_unix_ns, attempt.ended_unix_ns) == (now - 10 * 10**9, now - 4 * 10**9)
+
+
+def test_a_clock_that_jumps_between_two_looks_gives_neither_a_time_to_come_nor_a_negative_duration() -> None:
+    now = 2 * 10**18
+    attempt = after(Attempt(1), told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, now + 86_400 * 10**9), "a", Clock(0, now))
+    attempt = after(attempt, told(ev.TrialOver(Outcome.OK), Phase.OVER, now - 86_400 * 10**9), "a", Clock(0, now + 5))
+    assert attempt.started_unix_ns == attempt.ended_unix_ns == now
+
+
 def test_an_event_of_an_unknown_kind_moves_the_phase_only() -> None:
     event = replace(told(ev.ServerReady(), Phase.WARMING), body=None)
     assert after(Attempt(1), event, "a") == Attempt(1, "a", Phase.WARMING)
+    assert after(Attempt(1), replace(event, phase=Phase.UNSPECIFIED), "a") == Attempt(1, "a", Phase.QUEUED), "nor to one it does not know"
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def _together(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     ended = list(_attempts(nodes, lead.number))
     if not all(attempt.is_over for _, attempt in ended):
         return _unfinished(lead)
-    last_ns = max(attempt.ended_unix_ns for _, attempt in ended)
+    last_ns = max(attempt.ended_unix_ns for _, attempt in ended)  # by one clock, whatever those of the hosts show
     failures = [(node, attempt) for node, attempt in ended if attempt.outcome is Outcome.FAILED]
     if not failures:
         return replace(lead, ended_unix_ns=last_ns)
@@ -126,7 +126,7 @@ def _together(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
 
 
 def _lateness(failed: Attempt) -> tuple[int, int]:
-    """The first is the cause: by what the class says, then by the end, for the clocks of hosts are not one."""
+    """The first is the cause: by what the class says, then by the end, as near as the clocks of hosts are known."""
     failure_class = failed.failure_class
     return (2 if failure_class in FOLLOWING else 1 if failure_class in VAGUE else 0), failed.ended_unix_ns
 

@@ -10,10 +10,31 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, TrialSpec
 
+GIVEN_UP = "host_given_up"  # class of an end that the controller wrote, since the host was away for too long
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A host's clock as ours sees it: `ahead_ns` before ours, and what ours shows now; 0 = not known."""
+
+    ahead_ns: int = 0
+    now_unix_ns: int = 0
+
+    def ours(self, time_unix_ns: int) -> int:
+        """A time that the host wrote, by our clock; what has happened is never later than now, however the host's clock jumped."""
+        told = time_unix_ns - self.ahead_ns
+        return min(told, self.now_unix_ns) if self.now_unix_ns else told
+
+
+NO_SKEW = Clock()
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of a trial. `agent_id` is empty until an agent has accepted it; times are unix nanoseconds, 0 = not yet."""
+    """One try of a trial. `agent_id` is empty until an agent has accepted it.
+
+    Times are unix nanoseconds by the controller's clock, 0 = not yet: so those of different hosts can be compared.
+    """
 
     number: int
     agent_id: str = ""
@@ -67,6 +88,8 @@ class Trial:
         newest = self.newest
         if newest is None:
             return True
+        if newest.failure_class == GIVEN_UP:
+            return False
         ends = [_why(attempt) for attempt in self.attempts if attempt.is_over and attempt.outcome is not Outcome.OK]
         return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
 
@@ -81,27 +104,50 @@ def _why(attempt: Attempt) -> ErrorKind:
     return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
 
 
-def after(attempt: Attempt, event: ev.Event, agent_id: str) -> Attempt:
-    """The attempt once `event` of that agent happened. An attempt that is over stays as it is."""
-    if attempt.is_over:
+def after(attempt: Attempt, event: ev.Event, agent_id: str, clock: Clock = NO_SKEW, *, is_newest: bool = True) -> Attempt:
+    """The attempt once `event` of that agent happened. What another journal tells of it, and what comes after its end, changes nothing.
+
+    But for an attempt that was given up: what its host tells later counts, see `_late`. `is_newest`: no attempt was begun after this one.
+    """
+    if attempt.agent_id and attempt.agent_id != agent_id:
         return attempt
-    moved = replace(attempt, phase=event.phase, agent_id=agent_id)
+    if attempt.is_over:
+        return _late(attempt, event, agent_id, clock, is_newest) if attempt.failure_class == GIVEN_UP else attempt
+    moved = replace(attempt, phase=event.phase or attempt.phase, agent_id=agent_id)
     match event.body:
         case ev.TrialAccepted():
-            return replace(moved, started_unix_ns=event.time_unix_ns)
+            return replace(moved, started_unix_ns=clock.ours(event.time_unix_ns))
         case ev.RunFinished():
             return replace(moved, runs=attempt.runs + 1)
-        case ev.TrialOver(outcome=outcome, kind=kind, failure_class=failure_class, message=message):
-            return replace(
-                moved,
-                phase=Phase.OVER,
-                outcome=outcome,
-                kind=kind,
-                failure_class=failure_class,
-                message=message,
-                ended_unix_ns=event.time_unix_ns,
-            )
+        case ev.TrialOver():
+            return _ended(moved, event.body, clock.ours(event.time_unix_ns))
     return moved
+
+
+def _late(attempt: Attempt, event: ev.Event, agent_id: str, clock: Clock, is_newest: bool) -> Attempt:
+    """Of an attempt that was given up. Its runs are counted; that it ended OK after all takes the place of what we wrote, while no newer
+    attempt was begun. Any other end leaves ours, which says why nobody waited for it."""
+    told = replace(attempt, agent_id=agent_id)
+    match event.body:
+        case ev.TrialAccepted():
+            return replace(told, started_unix_ns=clock.ours(event.time_unix_ns))
+        case ev.RunFinished():
+            return replace(told, runs=attempt.runs + 1)
+        case ev.TrialOver(outcome=Outcome.OK) if is_newest:
+            return _ended(told, event.body, clock.ours(event.time_unix_ns))
+    return told
+
+
+def _ended(attempt: Attempt, over: ev.TrialOver, ended_unix_ns: int) -> Attempt:
+    return replace(
+        attempt,
+        phase=Phase.OVER,
+        outcome=over.outcome,
+        kind=over.kind,
+        failure_class=over.failure_class,
+        message=over.message,
+        ended_unix_ns=max(ended_unix_ns, attempt.started_unix_ns),
+    )
 
 
 def is_over(trial: Trial, cancelled: bool) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from fleet_protos.errors import ConfigError, Conflict
 
-HEAD = "0002"  # the newest revision in migrations/versions; a test compares
+HEAD = "0003"  # the newest revision in migrations/versions; a test compares
 
 
 def connect(address: str, *, read_only: bool = False) -> Engine:

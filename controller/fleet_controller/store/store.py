@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, Table, delete, func, insert, literal, select, update
 from sqlalchemy.exc import OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.core.gang import as_one, member_id
 from fleet_controller.core.health import HostRecord
-from fleet_controller.core.state import Attempt, Trial, after
+from fleet_controller.core.state import NO_SKEW, Attempt, Clock, Trial, after
+from fleet_controller.store import lease
 from fleet_controller.store import tables as t
 from fleet_controller.store.hosts import host_columns, host_of
 from fleet_controller.store.schema import connect
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
 from fleet_protos.errors import ConfigError, Conflict, NotFound
+from fleet_protos.lease import Lease
 from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.lease = Lease()  # of the controller that works with it; without one nobody is kept out
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
@@ -60,10 +66,18 @@ class Store:
         """Let go of the database."""
         self.engine.dispose()
 
+    def take_over(self) -> Lease:
+        """Begin to work with it: from here on no earlier controller can write to it. Raises Conflict."""
+        with _told(), self.engine.begin() as connection:
+            self.lease = lease.taken_over(connection)
+        return self.lease
+
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """One transaction. Raises Conflict when the database cannot take it: a full disk, a server that is gone."""
+        """One transaction. Raises Conflict when the database cannot take it: a full disk, a server that is gone, another controller."""
         with _told(), self.engine.begin() as connection:
+            if self.lease.is_told:
+                lease.check(connection, self.lease)
             yield connection
 
     @contextmanager
@@ -73,8 +87,8 @@ class Store:
 
     # Jobs
 
-    def add_job(self, job: JobRow, specs: Sequence[TrialSpec]) -> None:
-        """Keep a job and its planned trials, in plan order."""
+    def add_job(self, job: JobRow, specs: Sequence[TrialSpec], request_key: str = "") -> str:
+        """Keep a job and its planned trials, in plan order; its id, or that of the job which this request made before."""
         columns = {name: getattr(job, name) for name in JobRow.__dataclass_fields__}
         rows = [
             {
@@ -89,8 +103,18 @@ class Store:
             for position, spec in enumerate(specs, start=1)
         ]
         with self._writing() as connection:
+            if made := _made_by(connection, request_key):
+                return made
             connection.execute(insert(t.jobs).values(columns))
             connection.execute(insert(t.trials), rows)
+            if request_key:
+                connection.execute(insert(t.submissions).values(request_key=request_key, job_id=job.job_id))
+        return job.job_id
+
+    def job_of_request(self, request_key: str) -> str:
+        """The job that a submit with this key made; empty when there is none."""
+        with self._reading() as connection:
+            return _made_by(connection, request_key)
 
     def cancel_job(self, job_id: str) -> None:
         """Nothing of it starts any more."""
@@ -176,10 +200,11 @@ class Store:
             query = select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
             return connection.execute(query).scalar() or 0
 
-    def record(self, agent_id: str, host: str, event: ev.Event) -> Attempt | None:
+    def record(self, agent_id: str, host: str, event: ev.Event, clock: Clock = NO_SKEW) -> Attempt | None:
         """Store an event once, with the attempt, run and artifacts that follow from it; the attempt after it.
 
-        None when it was stored before, or when its trial is not of this store: then only the sequence number is noted.
+        None when it was stored before, when its trial is not of this store (then only the sequence number is noted), and when its attempt
+        was never begun here (then the event alone is kept).
         """
         with self._writing() as connection:
             if not _is_next(connection, agent_id, host, event.sequence):
@@ -196,10 +221,22 @@ class Store:
                     event=event_to_json(event),
                 )
             )
-            attempt = after(_read_attempt(connection, event.trial_id, event.attempt), event, agent_id)
+            newest = connection.execute(select(func.max(t.attempts.c.attempt)).where(t.attempts.c.trial_id == event.trial_id)).scalar() or 0
+            if not 1 <= event.attempt <= newest + 1:  # one more than is known may be told by a store that was put back to an earlier day
+                log.warning("%s tells of attempt %d of %s, which was never begun", host, event.attempt, event.trial_id)
+                return None
+            before = _read_attempt(connection, event.trial_id, event.attempt)
+            attempt = after(before, event, agent_id, clock, is_newest=event.attempt >= newest)
             _write_attempt(connection, event.trial_id, attempt)
             _write_results(connection, agent_id, event)
             return attempt
+
+    def attempt(self, trial_id: str, number: int) -> Attempt | None:
+        """One attempt of a trial or node as it is; None when it was never begun."""
+        with self._reading() as connection:
+            query = select(t.attempts).where(t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number)
+            row = connection.execute(query).mappings().first()
+            return _attempt(row) if row else None
 
     def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
         """All stored events of one attempt, in order."""
@@ -243,6 +280,20 @@ class Store:
         """The file lies in the controller's artifact folder, its digest checked."""
         with self._writing() as connection:
             connection.execute(update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True))
+
+
+def _is_new(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
+    """False, and told in the log, for a row that is there already: an agent's journal that was put back tells it under another number."""
+    here = [table.c[name] == value for name, value in key.items()]
+    if connection.execute(select(literal(1)).select_from(table).where(*here)).first() is None:
+        return True
+    log.warning("%s of %s are told a second time: the first count", table.name, ", ".join(map(str, key.values())))
+    return False
+
+
+def _made_by(connection: Connection, request_key: str) -> str:
+    query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
+    return str(connection.execute(query).scalar() or "") if request_key else ""
 
 
 @contextmanager
@@ -307,11 +358,15 @@ def _write_results(connection: Connection, agent_id: str, event: ev.Event) -> No
     if isinstance(event.body, ev.RunFinished):
         run = event.body.run
         key = {"trial_id": event.trial_id, "attempt": event.attempt, "workload": run.workload, "run_index": run.index}
+        if not _is_new(connection, t.runs, key):
+            return
         connection.execute(insert(t.runs).values(**key, run=to_json(run, trial_pb2.RunResult())))
         artifacts = [run.artifact] if run.artifact.name else []
     if isinstance(event.body, ev.EvidenceCollected):
         artifacts = event.body.artifacts
     for artifact in artifacts:
+        if not _is_new(connection, t.artifacts, {"name": artifact.name}):
+            continue
         connection.execute(
             insert(t.artifacts).values(
                 name=artifact.name,

@@ -108,3 +108,20 @@ hosts = Table(
     Column("setbacks", Integer, nullable=False),
     Column("failures", Text, nullable=False),
 )
+
+# One row: which controller works with the store. Each start raises the epoch, and a transaction of an earlier start is refused.
+controller = Table(
+    "controller",
+    metadata,
+    Column("row", Integer, primary_key=True),
+    Column("controller_id", String(64), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+)
+
+# The key that a client drew for a submit, so that a submit which is repeated makes no second job.
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("request_key", String(64), primary_key=True),
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), nullable=False),
+)

@@ -1,0 +1,28 @@
+"""Whose store it is: one row that each start of a controller raises; and which submit made which job."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    """Make both tables, empty: the next start of a controller writes the first row."""
+    op.create_table(
+        "controller",
+        sa.Column("row", sa.Integer, primary_key=True),
+        sa.Column("controller_id", sa.String(64), nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
+        "submissions",
+        sa.Column("request_key", sa.String(64), primary_key=True),
+        sa.Column("job_id", sa.String(128), sa.ForeignKey("jobs.job_id"), nullable=False),
+    )
+
+
+def downgrade() -> None:
+    """Drop them."""
+    for table in ("submissions", "controller"):
+        op.drop_table(table)
