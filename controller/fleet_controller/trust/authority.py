@@ -2,7 +2,7 @@
 
     ca.crt          the authorities that are trusted, the issuing one first (two while the authority is being replaced)
     ca.key          the key of the issuing one
-    controller.*, user.*    certificate and key of the controller and of the user of this machine
+    controller.*, user.*    certificate and key of the controller and of the user of this machine; *.next: a pair not yet in place
     agents/HOST.crt the certificates by which the controller knows a host's agent: those issued to it and not revoked
     issued.json, revoked.json
 
@@ -45,6 +45,9 @@ class Authority:
         authority = cls(folder)
         if not (folder / "ca.crt").exists():
             raise ConfigError(f"there is no authority in {folder}", "`fleetctl init` makes it; --trust DIR names another folder")
+        if any(folder.glob("*.next")):
+            with authority._alone():
+                authority._mend()
         authority.trusted()
         authority.ledger()
         authority.revoked()
@@ -131,10 +134,11 @@ class Authority:
         return next((reason for holds, reason in reasons if holds), "")
 
     def waiting(self) -> tuple[str, ...]:
-        """While the authority is being replaced: hosts whose certificate is of the one before."""
+        """While the authority is being replaced: hosts that were not seen yet with a certificate of the new one."""
         issuing, gone = self._issuing().fingerprint, {entry.fingerprint for entry in self.revoked()}
-        newest = (entry for entry in self.ledger().newest() if entry.role is Role.AGENT and entry.fingerprint not in gone)
-        return tuple(sorted(entry.name for entry in newest if entry.authority != issuing))
+        agents = [entry for entry in self.ledger().of(Role.AGENT) if entry.fingerprint not in gone]
+        done = {entry.name for entry in agents if entry.authority == issuing and entry.installed}
+        return tuple(sorted({entry.name for entry in agents} - done))
 
     @property
     def is_being_replaced(self) -> bool:
@@ -153,6 +157,18 @@ class Authority:
             files.write(pins, b"".join([issued.certificate_pem, *earlier][:_PINS]), private=False)
         return issued
 
+    def installed(self, host: str, fingerprint: str) -> None:
+        """The host's agent answered with this certificate: the ones before are trusted no more for it. Raises NotFound."""
+        with self._alone():
+            entry = next((entry for entry in self._known(Role.AGENT, host) if entry.fingerprint == fingerprint), None)
+            if entry is None:
+                raise NotFound(f"the certificate {fingerprint[:12]} was not issued to host {host}", f"fleetctl deploy {host}")
+            self._write_ledger(self.ledger().installing(fingerprint))
+            pins = self._pins(host)
+            kept = [pem for pem in _pems(_read(pins)) if certificates(pem)[0].fingerprint == fingerprint] if pins.exists() else []
+            if kept:
+                files.write(pins, b"".join(kept), private=False)
+
     def issue_user(self, name: str) -> Issued:
         """A certificate for a user on another machine. The key is in the result alone."""
         with self._alone():
@@ -164,9 +180,7 @@ class Authority:
         Raises Conflict while the authority is being replaced: hosts that know only the one before would refuse it.
         """
         with self._alone():
-            if self.is_being_replaced:
-                hint = "deploy the hosts that wait for it, then `fleetctl trust rotate --authority` again"
-                raise Conflict("the authority is being replaced, and the controller's certificate is replaced at the end of that", hint)
+            self._refuse_while_replacing()
             self._put("controller", self._issue(Role.CONTROLLER, "controller", CONTROLLER_NAME))
 
     def renew_user(self, name: str) -> None:
@@ -183,9 +197,9 @@ class Authority:
     def revoke(self, host: str, reason: str = "") -> int:
         """Trust no certificate of a host any more; how many are newly revoked. Raises NotFound for a host that has none."""
         with self._alone():
-            count = self._revoke(self._known(Role.AGENT, host), reason)
-            self._pins(host).unlink(missing_ok=True)
-            return count
+            known = self._known(Role.AGENT, host)
+            self._pins(host).unlink(missing_ok=True)  # first: cut off after this, the host is trusted no more already
+            return self._revoke(known, reason)
 
     def revoke_user(self, name: str, reason: str = "") -> int:
         """Trust no certificate of a user any more. Raises NotFound."""
@@ -195,6 +209,7 @@ class Authority:
     def revoke_controller(self, reason: str = "") -> int:
         """Trust no certificate of the controller made so far, and give it a new one. Hosts learn of it when they are deployed."""
         with self._alone():
+            self._refuse_while_replacing()
             before = self._known(Role.CONTROLLER, "controller")
             self._put("controller", self._issue(Role.CONTROLLER, "controller", CONTROLLER_NAME))
             return self._revoke(before, reason)
@@ -273,10 +288,23 @@ class Authority:
         )
         return issued
 
+    def _refuse_while_replacing(self) -> None:
+        if self.is_being_replaced:
+            hint = "deploy the hosts that wait for it, then `fleetctl trust rotate --authority` again"
+            raise Conflict("the authority is being replaced, and the controller's certificate is replaced at the end of that", hint)
+
     def _put(self, name: str, issued: Issued) -> None:
-        """The key first: whoever reads the pair in between keeps the one before, and looks again."""
-        files.write(self.folder / f"{name}.key", issued.key_pem, private=True)
-        files.write(self.folder / f"{name}.crt", issued.certificate_pem, private=False)
+        """Replace a pair. Whoever reads it in between keeps the one before and looks again; cut off, `_mend` goes on."""
+        files.write(self.folder / f"{name}.next", issued.key_pem + issued.certificate_pem, private=True)
+        self._mend()
+
+    def _mend(self) -> None:
+        """Finish what a killed command began: pairs that were to be replaced."""
+        for half in self.folder.glob("*.next"):
+            key, certificate = _split(_read(half))
+            files.write(half.with_suffix(".key"), key, private=True)
+            files.write(half.with_suffix(".crt"), certificate, private=False)
+            half.unlink()
 
     def _known(self, role: Role, name: str) -> tuple[Entry, ...]:
         found = self.ledger().of(role, name)
@@ -312,6 +340,11 @@ def _now() -> datetime:
 def _pems(text: bytes) -> list[bytes]:
     """Each certificate of a PEM text, as PEM."""
     return [_BEGIN + part.partition(_END)[0] + _END + b"\n" for part in text.split(_BEGIN)[1:]]
+
+
+def _split(pair: bytes) -> tuple[bytes, bytes]:
+    key, begin, certificate = pair.partition(_BEGIN)
+    return key, begin + certificate
 
 
 def _certificates(path: Path) -> tuple[Certificate, ...]:

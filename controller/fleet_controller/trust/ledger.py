@@ -15,7 +15,10 @@ KEPT_S = 86400 * 30  # how long an expired certificate is remembered
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one was asked for."""
+    """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one was asked for.
+
+    `installed`: a host's agent was seen with it. Certificates that never came to their host are no reason to drop an authority.
+    """
 
     fingerprint: str
     role: Role
@@ -24,6 +27,7 @@ class Entry:
     expires_unix_s: int
     authority: str
     renew: bool = False
+    installed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,10 @@ class Ledger:
         """One more; what expired long ago is forgotten."""
         kept = (known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S)
         return Ledger((*kept, entry))
+
+    def installing(self, fingerprint: str) -> Ledger:
+        """The host of this certificate was seen with it."""
+        return Ledger(tuple(replace(entry, installed=True) if entry.fingerprint == fingerprint else entry for entry in self.entries))
 
     def renewing(self, role: Role, name: str) -> Ledger:
         """What this party holds is to be replaced."""
@@ -71,5 +79,5 @@ def read_ledger(text: bytes) -> Ledger:
 def _entry(value: Mapping[str, Any]) -> Entry:
     return Entry(
         str(value["fingerprint"]), Role(value["role"]), str(value["name"]), int(value["issued_unix_s"]), int(value["expires_unix_s"]),
-        str(value["authority"]), bool(value.get("renew", False)),
+        str(value["authority"]), bool(value.get("renew", False)), bool(value.get("installed", False)),
     )  # fmt: skip
