@@ -18,8 +18,10 @@ exec 9>"$folder.lock" && flock 9
 command -v apt-get >/dev/null || give_up "this machine has no apt: install openssh, iproute2, nftables and systemd-nspawn in its own way"
 
 work=$(mktemp -d "$folder.XXXXXX")
-trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/layer/usr" "$work/packages" && chmod 755 "$work" "$work/layer" && chown _apt "$work/packages" 2>/dev/null || true
+downloads=$(mktemp -d)
+trap 'rm -rf "$work" "$downloads"' EXIT
+mkdir -p "$work/layer" && chmod 755 "$work/layer"
+chown _apt "$downloads" 2>/dev/null || true # apt downloads as a user of its own
 for name in bin sbin lib lib64; do # as on a machine with one /usr: packages still name /lib and /sbin
   mkdir -p "$work/layer/usr/$name" && ln -s "usr/$name" "$work/layer/$name"
 done
@@ -27,8 +29,8 @@ if [ -z "$(apt-cache policy "${packages[0]}" 2>/dev/null)" ]; then apt-get updat
 lacking=$(apt-get install --simulate --no-install-recommends "${packages[@]}" | awk '$1 == "Inst" {print $2}') || give_up "apt-get knows no ${packages[*]}"
 if [ -n "$lacking" ]; then
   # shellcheck disable=SC2086 # a list of names
-  (cd "$work/packages" && apt-get download -qq $lacking) || give_up "the packages of lab hosts could not be downloaded: $lacking"
-  for package in "$work"/packages/*.deb; do dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work/layer" --keep-directory-symlink; done
+  (cd "$downloads" && apt-get download -qq $lacking) || give_up "the packages of lab hosts could not be downloaded: $lacking"
+  for package in "$downloads"/*.deb; do dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work/layer" --keep-directory-symlink; done
 fi
 rm -rf "$work"/layer/usr/share/{doc,man,info,locale} "$work"/layer/usr/lib/udev/hwdb.d # each lab has a copy of its own in memory
 echo "${packages[*]}" >"$work/layer/packages"

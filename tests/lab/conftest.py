@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.fleet import LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import obstacle
 
@@ -42,5 +43,13 @@ def lab() -> Iterator[Lab]:
 def shared_lab() -> Iterator[Lab]:
     """An empty lab for all tests of a file: hosts come up once; each test leaves them as it found them."""
     opened = open_lab()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def lab_fleet(lab: Lab, tmp_path: Path) -> Iterator[LabFleet]:
+    """A fleet without hosts on an empty lab: `up(3)` gives it hosts with agents and a controller."""
+    opened = LabFleet.open(lab, tmp_path)
     yield opened
     opened.close()

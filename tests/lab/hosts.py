@@ -27,7 +27,8 @@ BEGIN = """
 log=$1 && shift
 setsid --fork sh -c 'echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@"' "$0" "$@" >>"$log" 2>&1 </dev/null
 """
-LISTENS_ON_SSH = " 00000000:0016 00000000:0000 0A "  # a line of /proc/net/tcp
+LISTENING = "0A"  # in /proc/net/tcp
+LOOPBACK = ("0100007F:", "00000000000000000000000001000000:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,11 @@ class SshSettings:
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """One process of a host: its id inside, its id on this machine, its words."""
+    """One process of a host: its id inside, its id and its parent's on this machine, its words."""
 
     pid: int
     outer_pid: int
+    outer_parent: int
     argv: tuple[str, ...]
 
 
@@ -157,16 +159,19 @@ class LabHost:
     def await_sshd(self) -> None:
         """Return when sshd listens inside, whatever the network does."""
         try:
-            wait_until(self._listens, BOOT_S, f"{self.name} has booted")
+            wait_until(self._has_booted, BOOT_S, f"{self.name} has booted")
         except LabTrouble as error:
             raise LabTrouble(f"{error}; its console: {self.console()}") from None
 
-    def _listens(self) -> bool:
+    def _has_booted(self) -> bool:
         if not self.up:
             self._init = self._find_init()
-        with contextlib.suppress(OSError):
-            return bool(self._init) and LISTENS_ON_SSH in Path(f"/proc/{self._init}/net/tcp").read_text()
-        return False
+        return self.listens(22)
+
+    def listens(self, port: int) -> bool:
+        """Whether a program of the host listens on this TCP port on an address that the network reaches."""
+        lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(Path(f"/proc/{self._init or 'none'}/net/{table}"))]
+        return any(words[1].endswith(f":{port:04X}") and not words[1].startswith(LOOPBACK) and words[3] == LISTENING for words in lines)
 
     def _find_init(self) -> int:
         network = _inode(remains.NAMESPACES / self.place.link)
@@ -275,7 +280,7 @@ class LabHost:
             return []
         space = _inode(Path(f"/proc/{self._init}/ns/pid"))
         found = [pid for pid in remains.all_pids() if _inode(Path(f"/proc/{pid}/ns/pid")) == space]
-        return [HostProcess(_inner_pid(pid), pid, _words(pid)) for pid in found if remains.start_ticks(pid)]
+        return [HostProcess(_inner_pid(pid), pid, _parent(pid), _words(pid)) for pid in found if remains.start_ticks(pid)]
 
     def path(self, inside: str) -> Path:
         """Where this machine finds a file of the host; while it is off, files of its disk that the host itself wrote."""
@@ -307,6 +312,13 @@ def _variables_of(user: str) -> dict[str, str]:
     return {"PATH": SYSTEM_PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()[1:]
+    except OSError:
+        return []
+
+
 def _inode(path: Path) -> int:
     try:
         return path.stat().st_ino
@@ -319,6 +331,12 @@ def _inner_pid(pid: int) -> int:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
                 return int(line.split()[-1])
+    return 0
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
 
 

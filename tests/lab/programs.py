@@ -13,7 +13,13 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 LAYER = CACHE / "benchfleet/lab"  # unpacked by tools/lab_programs.sh
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEEDED = ("ip", "tc", "nft", "sshd", "systemd-nspawn", "unshare", "nsenter", "setpriv", "setsid", "mount", "pivot_root")
-TRIAL = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "ip", "link", "add", "trial", "type", "bridge")
+TRIAL = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-ec")
+TRIED = """
+ip link add trial type bridge
+mount -t tmpfs trial /tmp && mkdir /tmp/upper /tmp/work /tmp/root
+mount -t overlay trial -o lowerdir=/,upperdir=/tmp/upper,workdir=/tmp/work /tmp/root
+test -c /dev/net/tun
+"""
 
 
 class LabTrouble(Exception):
@@ -63,7 +69,7 @@ def obstacle() -> str:
     if missing:
         return f"lab hosts need {', '.join(missing)}: tools/lab_programs.sh gets them on Debian"
     try:
-        call(TRIAL)
+        call([*TRIAL, TRIED])
     except LabTrouble as error:
-        return f"this machine lets nobody make namespaces with a network of their own (a container without privileges?): {error}"
+        return f"this machine does not let root make namespaces, bridges and overlays (a container without privileges?): {error}"
     return ""
