@@ -1,0 +1,195 @@
+"""Owns what is brought to hosts: our wheel and the pinned wheels that it needs. Built here per target, and cached.
+
+The pins and their digests are in `agent-requirements.txt`, so an agent on any host is the one that was tested.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+
+from fleet_controller.deploy import own_wheel
+from fleet_protos import __version__
+from fleet_protos.errors import ConfigError
+
+DOWNLOAD_S = 900.0
+_ARCHITECTURES = ("x86_64", "aarch64")
+_OLDEST_GLIBC = 17  # manylinux2014: what wheels are made for
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Target:
+    """What a wheel must fit: `python` (3, 11), architecture as the kernel names it, minor version of glibc 2."""
+
+    python: tuple[int, int]
+    machine: str
+    glibc: int
+
+    @property
+    def tag(self) -> str:
+        """A name for folders and messages."""
+        return f"cp{self.python[0]}{self.python[1]}-{self.machine}-glibc2.{self.glibc}"
+
+    def platforms(self) -> list[str]:
+        """Platform tags of wheels that run there."""
+        newer = [f"manylinux_2_{minor}_{self.machine}" for minor in range(self.glibc, _OLDEST_GLIBC - 1, -1)]
+        return [*newer, f"manylinux2014_{self.machine}", f"linux_{self.machine}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file to bring. `name`: of the folder that it is unpacked to, unique by its digest; `unpacked_bytes`: room it takes there."""
+
+    name: str
+    source: Path
+    size: int
+    sha256: str
+    unpacked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """All wheels of one target."""
+
+    version: str
+    wheels: tuple[Item, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes to copy to a host that has nothing."""
+        return sum(item.size for item in self.wheels)
+
+
+def target_of(python: tuple[int, int, int], machine: str, libc: str) -> Target:
+    """The target of a host's interpreter. Raises ConfigError for a host that no wheels are made for."""
+    match = re.fullmatch(r"glibc 2\.(\d+)", libc)
+    if not match or int(match[1]) < _OLDEST_GLIBC:
+        raise ConfigError(f"its C library is {libc or 'not glibc'}", f"benchfleet needs glibc 2.{_OLDEST_GLIBC} or newer")
+    if machine not in _ARCHITECTURES:
+        raise ConfigError(f"its processor is {machine}", f"benchfleet runs on {' and '.join(_ARCHITECTURES)}")
+    return Target(python[:2], machine, int(match[1]))
+
+
+class Bundler:
+    """Builds bundles in the user's cache. `wheels`: a folder to take wheels from instead of a package registry, None: the registry."""
+
+    def __init__(self, cache: Path, wheels: Path | None = None) -> None:
+        self._cache = cache
+        self._wheels = wheels
+
+    def bundle(self, target: Target) -> Bundle:
+        """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError with what pip said."""
+        folder = self._cache / "wheels" / target.tag
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / ".lock"):
+            return self._built(folder, target)
+
+    def _built(self, folder: Path, target: Target) -> Bundle:
+        pins = files("fleet_controller.deploy") / "agent-requirements.txt"
+        wanted = hashlib.sha256(pins.read_bytes()).hexdigest()
+        if _read(folder / ".pins") != wanted:
+            with as_file(pins) as requirements, tempfile.TemporaryDirectory(dir=folder) as fresh:
+                self._download(requirements, target, Path(fresh))
+                for old in folder.glob("*.whl"):
+                    old.unlink()
+                for wheel in Path(fresh).glob("*.whl"):
+                    wheel.rename(folder / wheel.name)
+            (folder / ".pins").write_text(wanted)
+        own = folder / own_wheel.NAME
+        _write_if_other(own, own_wheel.own_wheel())
+        return Bundle(__version__, tuple(item_of(path) for path in sorted(folder.glob("*.whl"))))
+
+    def _download(self, requirements: Path, target: Target, folder: Path) -> None:
+        python = f"{target.python[0]}.{target.python[1]}"
+        argv = [
+            *_pip(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes",
+            "--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--dest", str(folder),
+            "--requirement", str(requirements), *(word for platform in target.platforms() for word in ("--platform", platform)),
+        ]  # fmt: skip
+        if self._wheels is not None:
+            argv += ["--no-index", "--find-links", str(self._wheels.absolute())]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"fetching the agent's wheels took longer than {DOWNLOAD_S:.0f} s", "look at the package registry") from None
+        except OSError as error:
+            raise ConfigError(f"pip cannot be started: {error}", _NO_PIP) from error
+        if done.returncode != 0:
+            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-3:]
+            hint = "is the registry that pip is set up for reachable, and has it these wheels? --wheels DIR takes them from a folder"
+            raise ConfigError(f"the agent's wheels for {target.tag} cannot be fetched: {' / '.join(said)}", hint)
+
+
+_NO_PIP = "install pip beside fleetctl (python -m ensurepip), or uv"
+
+
+def _pip() -> list[str]:
+    """How pip is called here: of this interpreter, else uv's, else the one in PATH."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if shutil.which("uv"):
+        return ["uv", "tool", "run", "pip"]
+    if shutil.which("pip"):
+        return ["pip"]
+    raise ConfigError("the agent's wheels cannot be fetched: there is no pip", _NO_PIP)
+
+
+def item_of(path: Path) -> Item:
+    """A wheel with its digest; what was computed before for the same file is read from beside it."""
+    about = path.stat()
+    note, stamp = path.with_name(f".{path.name}.json"), [about.st_size, about.st_mtime_ns]
+    told = json.loads(_read(note) or "{}")
+    if told.get("stamp") != stamp:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with zipfile.ZipFile(path) as wheel:
+            unpacked = sum(entry.file_size for entry in wheel.infolist())
+        told = {"stamp": stamp, "sha256": digest, "unpacked": unpacked}
+        _write_if_other(note, json.dumps(told).encode())
+    name, version = path.name.split("-")[:2]
+    return Item(f"{name}-{version}-{told['sha256'][:16]}", path, about.st_size, told["sha256"], told["unpacked"])
+
+
+def user_cache(environment: Mapping[str, str]) -> Path:
+    """Where bundles are kept."""
+    return Path(environment.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser() / "benchfleet" / "bundles"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _write_if_other(path: Path, content: bytes) -> None:
+    if path.is_file() and path.read_bytes() == content:
+        return
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One build at a time; another one waits, and finds it done."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

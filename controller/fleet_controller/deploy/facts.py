@@ -1,0 +1,123 @@
+"""Owns what is known of a host before anything is done there, as frozen values. Reads them from the probe's answer; asks no host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SYSTEM, USER, DAEMON = "system", "user", "daemon"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPython:
+    """An interpreter found there. `usable`: CPython, no virtual environment, with the usual ABI."""
+
+    path: str
+    version: tuple[int, int, int]
+    usable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
+    """A file that a deploy made, as it is now."""
+
+    sha256: str
+    mode: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What lies at one root. `mode` empty: no installation of ours; `exists`: something is there all the same.
+
+    `certificate`: PEM of the agent's. `remembered`: a switch was interrupted before its agent was seen healthy;
+    `restarted`: after the agent had been started anew.
+    """
+
+    root: str
+    exists: bool = False
+    mode: str = ""
+    current: str = ""
+    previous: str = ""
+    versions: tuple[str, ...] = ()
+    wheels: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    files: Mapping[str, PlacedFile] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    remembered: bool = False
+    restarted: bool = False
+    certificate: str = ""
+    active: bool = False
+    free_bytes: int = 0
+    state_free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of the host."""
+
+    uid: int
+    gid: int
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One host. `sudo`: it asks for no password. `users`: those that were asked about, None where there is none of that name."""
+
+    uid: int = 0
+    user: str = "root"
+    home: str = "/root"
+    system: str = ""
+    machine: str = "x86_64"
+    libc: str = ""
+    pythons: tuple[HostPython, ...] = ()
+    systemd: bool = False
+    user_systemd: bool = False
+    linger: bool = False
+    sudo: bool = False
+    gpus: int = 0
+    cpus: int = 1
+    users: Mapping[str, Account | None] = field(default_factory=dict)
+    installed: tuple[Installed, ...] = ()
+
+    @property
+    def is_root(self) -> bool:
+        """We are root there, at once or by sudo."""
+        return self.uid == 0 or self.sudo
+
+    def at(self, root: str) -> Installed:
+        """What lies at `root`."""
+        return next((found for found in self.installed if found.root == root), Installed(root))
+
+
+def parse_facts(told: Mapping[str, Any]) -> Facts:
+    """The probe's answer as a value. Raises KeyError or TypeError for what is none."""
+    return Facts(
+        uid=told["uid"],
+        user=told["user"],
+        home=told["home"],
+        system=told["system"].get("PRETTY_NAME", ""),
+        machine=told["machine"],
+        libc=told["libc"],
+        pythons=tuple(HostPython(one["path"], _version(one["version"]), one["usable"]) for one in told["pythons"]),
+        systemd=told["systemd"],
+        user_systemd=told["user_systemd"],
+        linger=told["linger"],
+        sudo=told["sudo"],
+        gpus=told["gpus"],
+        cpus=told["cpus"],
+        users={name: Account(*account) if account else None for name, account in told["users"].items()},
+        installed=tuple(_installed(found) for found in told["installed"]),
+    )
+
+
+def _version(numbers: Sequence[int]) -> tuple[int, int, int]:
+    major, minor, micro = numbers
+    return major, minor, micro
+
+
+def _installed(found: Mapping[str, Any]) -> Installed:
+    told: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key != "files"}
+    return Installed(**told, files={path: PlacedFile(*about) for path, about in found.get("files", {}).items()})

@@ -1,0 +1,225 @@
+"""Owns reading what a host is and what deploy has installed there. Runs on the host, changes nothing; Python 3.6 and newer.
+
+`ASKED`, which whoever sends this sets: `{"roots": [[root, state], …], "users": [name, …], "sudo": true|false, "source": this text}`.
+"""
+
+import glob
+import hashlib
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+STARTER = (
+    "import json,sys;a=json.loads(sys.stdin.readline());exec(compile(a['source'],'probe','exec'),{'__name__':'probe','ASKED':a})"
+)
+LARGEST_BYTES = 1 << 20
+PYTHONS = ["python3", "/usr/bin/python3", "/usr/local/bin/python3"] + [f"python3.{minor}" for minor in (13, 12, 11, 14)]
+ASK_PYTHON = (
+    "import json,sys,sysconfig;print(json.dumps([list(sys.version_info[:3]),sys.implementation.name,"
+    "sys.base_prefix!=sys.prefix,sysconfig.get_config_var('Py_GIL_DISABLED') or 0,sys.executable]))"
+)
+
+
+def main(asked: "dict[str, Any]") -> None:
+    """Write the facts to standard output, as one JSON object."""
+    if asked.get("only_installed"):
+        sys.stdout.write(json.dumps(installed(asked["roots"])))
+        return
+    about = host()
+    about["users"] = {name: user(name) for name in asked["users"]}
+    about["installed"] = installed(asked["roots"])
+    about["sudo"] = False
+    if about["uid"] != 0 and asked["sudo"]:
+        as_root = privileged(asked)
+        about["sudo"] = as_root is not None
+        about["installed"] = as_root if as_root is not None else about["installed"]
+    sys.stdout.write(json.dumps(about))
+
+
+def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[int, str]":
+    """(exit code, standard output); 127 when there is no such program, 124 when it takes too long."""
+    try:
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
+        return 127, ""
+    try:
+        output, _ = process.communicate(given.encode(), timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return 124, ""
+    return process.returncode, output.decode(errors="replace").strip()
+
+
+def read(path: str) -> str:
+    """The text of a small file, empty when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(LARGEST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def privileged(asked: "dict[str, Any]") -> "list[dict[str, Any]] | None":
+    """What root sees of our folders, None without a sudo that asks for no password."""
+    roots = [[os.path.expanduser(path) for path in pair] for pair in asked["roots"]]
+    question = json.dumps({"only_installed": True, "roots": roots, "source": asked["source"]})
+    code, output = run(["sudo", "-n", "--", sys.executable, "-I", "-c", STARTER], 10.0, question + "\n")
+    try:
+        seen: list[dict[str, Any]] = json.loads(output)
+    except ValueError:
+        return None
+    return seen if code == 0 else None
+
+
+def host() -> "dict[str, Any]":
+    """What the machine is, and who we are on it."""
+    uid = os.getuid()
+    me = pwd.getpwuid(uid)
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    return {
+        "uid": uid,
+        "user": me.pw_name,
+        "home": me.pw_dir,
+        "system": dict(re.findall(r'^(ID|VERSION_ID|PRETTY_NAME)="?([^"\n]*)', read("/etc/os-release"), re.M)),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "libc": libc(),
+        "pythons": pythons(),
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "user_systemd": os.path.exists(runtime + "/systemd/private"),
+        "linger": os.path.exists("/var/lib/systemd/linger/" + me.pw_name),
+        "gpus": len(glob.glob("/proc/driver/nvidia/gpus/*")) or len([d for d in glob.glob("/dev/nvidia*") if d[11:].isdigit()]),
+        "cpus": os.cpu_count() or 1,
+    }
+
+
+def user(name: str) -> "list[Any] | None":
+    """[user id, group id, home] of a user, None when there is none of that name."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    return [entry.pw_uid, entry.pw_gid, entry.pw_dir]
+
+
+def libc() -> str:
+    """`glibc 2.36`, empty for another C library."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""
+
+
+def pythons() -> "list[dict[str, Any]]":
+    """Each interpreter in PATH, the default one first."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in PYTHONS:
+        path = shutil.which(name)
+        if not path or os.path.realpath(path) in found:
+            continue
+        about = python(path)
+        if about:
+            found[os.path.realpath(path)] = about
+    return list(found.values())
+
+
+def python(path: str) -> "dict[str, Any] | None":
+    """One interpreter: `usable` when the agent can run on its kind; of which version, the plan decides."""
+    code, output = run([path, "-I", "-c", ASK_PYTHON])
+    if code != 0:
+        return None
+    version, implementation, in_venv, no_gil, executable = json.loads(output)
+    usable = implementation == "cpython" and not in_venv and not no_gil
+    return {"path": os.path.realpath(executable), "version": version, "usable": usable}
+
+
+def installed(roots: "list[list[str]]") -> "list[dict[str, Any]]":
+    """What lies at each root, and how much room is there."""
+    found = []
+    for root, state in roots:
+        root, state = os.path.expanduser(root), os.path.expanduser(state)
+        about = {"root": root, "exists": os.path.isdir(root) and bool(os.listdir(root)), "mode": ""}
+        about["free_bytes"], about["state_free_bytes"] = free(root), free(state)
+        about.update(contents(root))
+        found.append(about)
+    return found
+
+
+def contents(root: str) -> "dict[str, Any]":
+    """What deploy has put there, by its own list; nothing without one."""
+    made = []
+    for line in read(root + "/made.jsonl").splitlines():
+        try:
+            made.append(json.loads(line))
+        except ValueError:  # torn by a power cut: what it names was not made
+            continue
+    if not made:
+        return {}
+    files = {entry["path"]: digest(entry["path"]) for entry in made if entry["kind"] == "file"}
+    mode = next((entry["mode"] for entry in reversed(made) if entry["kind"] == "install"), "")
+    return {
+        "mode": mode,
+        "current": link(root + "/current"),
+        "previous": link(root + "/previous"),
+        "versions": names(root + "/versions"),
+        "wheels": names(root + "/wheels"),
+        "pythons": names(root + "/pythons"),
+        "files": {path: told for path, told in files.items() if told},
+        "folders": [entry["path"] for entry in made if entry["kind"] in ("folder", "state") and os.path.isdir(entry["path"])],
+        "remembered": os.path.isfile(root + "/rollback/remembered.json"),
+        "restarted": os.path.isfile(root + "/rollback/restarted"),
+        "certificate": next((read(path) for path in files if path.endswith("/agent.crt")), ""),
+        "active": active(root, mode),
+    }
+
+
+def digest(path: str) -> "list[Any] | None":
+    """[SHA-256, mode, owner's id] of a file, None when it is not there."""
+    try:
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            return [hashlib.sha256(file.read(LARGEST_BYTES)).hexdigest(), about.st_mode & 0o7777, about.st_uid]
+    except OSError:
+        return None
+
+
+def active(root: str, mode: str) -> bool:
+    """Whether the service runs, as whoever supervises it says."""
+    if mode == "daemon":
+        return run([sys.executable, "-I", root + "/keeper.py", "status", root])[0] == 0
+    return run(["systemctl"] + ["--user"] * (mode == "user") + ["is-active", "benchfleet-agent.service"])[1] == "active"
+
+
+def link(path: str) -> str:
+    """The last part of where a link points, empty without one."""
+    try:
+        return os.path.basename(os.readlink(path))
+    except OSError:
+        return ""
+
+
+def names(folder: str) -> "list[str]":
+    """What is in a folder; names with a dot in front are unfinished."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return []
+
+
+def free(path: str) -> int:
+    """Bytes free where `path` is or would be."""
+    while not os.path.isdir(path) and len(path) > 1:
+        path = os.path.dirname(path)
+    about = os.statvfs(path)
+    return about.f_bavail * about.f_frsize
+
+
+if __name__ == "probe":
+    main(globals()["ASKED"])

@@ -1,0 +1,140 @@
+"""Owns trees of files that a deploy brings: unpacked from checked archives, removed without what others put there. Python 3.6 and newer."""
+
+import csv
+import hashlib
+import os
+import shutil
+import signal
+import tarfile
+import zipfile
+from typing import BinaryIO
+
+from fleet_controller.deploy.remote.files import NEW, Refused, remove_empty
+
+CHUNK = 1 << 20
+SILENCE_S = 300  # a session that is cut off without a word would hold the lock for hours
+
+
+def receive(source: BinaryIO, path: str, size: int, sha256: str) -> None:
+    """`size` bytes into a file. Raises Refused when they are not what the digest says."""
+    digest, left = hashlib.sha256(), size
+    trouble = None
+    with open(path, "wb") as file:
+        os.chmod(path, 0o600)
+        while left:
+            signal.alarm(SILENCE_S)
+            chunk = source.read(min(CHUNK, left))
+            if not chunk:
+                raise Refused("the connection ended")
+            left -= len(chunk)
+            digest.update(chunk)
+            try:
+                if trouble is None:
+                    file.write(chunk)
+            except OSError as error:  # the rest has to be read all the same: the next frame is behind it
+                trouble = error
+    if trouble is not None:
+        raise trouble
+    if digest.hexdigest() != sha256:
+        raise Refused(f"a file of {size} bytes arrived damaged")
+
+
+def unpack_wheel(archive: str, target: str) -> None:
+    """All files of a wheel, with the modes of its archive. Raises Refused when files and RECORD differ, or names lead elsewhere."""
+    with zipfile.ZipFile(archive) as wheel:
+        entries = [entry for entry in wheel.infolist() if not entry.filename.endswith("/")]
+        record = next((entry for entry in entries if entry.filename.endswith(".dist-info/RECORD")), None)
+        if record is None:
+            raise Refused("a wheel without RECORD")
+        listed = recorded(wheel.read(record).decode())
+        for entry in entries:
+            name = entry.filename
+            if name not in listed and ".dist-info/RECORD" not in name:
+                raise Refused(f"a wheel holds {name}, which its RECORD does not list")
+            place = installed_name(name)
+            path = os.path.join(target, place)
+            if not os.path.normpath(path).startswith(target + "/"):
+                raise Refused(f"a wheel holds {name}, which leads out of it")
+            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            with wheel.open(entry) as content, open(path, "wb") as file:
+                shutil.copyfileobj(content, file, CHUNK)
+            os.chmod(path, 0o755 if (entry.external_attr >> 16) & 0o111 else 0o644)
+    write_list(target)
+
+
+def recorded(text: str) -> "set[str]":
+    """The names that a RECORD lists."""
+    return {row[0] for row in csv.reader(text.splitlines()) if row}
+
+
+def installed_name(name: str) -> str:
+    """`x.data/purelib/a.py` belongs at `a.py`; the other folders of `x.data` are of no use to an agent and stay where they are."""
+    parts = name.split("/")
+    if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in ("purelib", "platlib"):
+        return "/".join(parts[2:])
+    return name
+
+
+def unpack_tar(archive: str, target: str) -> None:
+    """All of a tar file. Raises Refused when a name leads out of it."""
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            if not stays_inside(member, target):
+                raise Refused(f"the Python holds {member.name}, which leads out of it")
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            tar.extract(member, target, set_attrs=not member.issym(), numeric_owner=os.getuid() == 0)
+    write_list(target)
+
+
+def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
+    """A file, a folder, or a link to something in the same tree."""
+    path = os.path.normpath(os.path.join(target, member.name))
+    to = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname)) if member.issym() else path
+    known = member.isfile() or member.isdir() or member.issym()
+    return known and all((place + "/").startswith(target + "/") for place in (path, to))
+
+
+def write_list(target: str) -> None:
+    """`.files` names all files of a tree, so that what others put there later is known from what was brought."""
+    found = set()
+    for folder, folders, files in os.walk(target):
+        for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
+            found.add(os.path.relpath(os.path.join(folder, name), target))
+    with open(os.path.join(target, ".files"), "w") as file:
+        file.write("".join(name + "\n" for name in sorted(found)))
+
+
+def remove_tree(root: str) -> "list[str]":
+    """Remove a tree that was brought; returns what others put there, which stays. An unfinished one was never used, so all of it goes."""
+    if not os.path.isdir(root):
+        return []
+    if os.path.basename(root).endswith(NEW) or not os.path.isfile(os.path.join(root, ".files")):
+        shutil.rmtree(root)
+        return []
+    with open(os.path.join(root, ".files")) as file:
+        brought = set(file.read().splitlines()) | {".files"}
+    left = []
+    for folder, folders, files in os.walk(root, topdown=False):
+        for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
+            path = os.path.join(folder, name)
+            if os.path.relpath(path, root) in brought or (name.endswith(".pyc") and folder.endswith("/__pycache__")):
+                os.unlink(path)
+            else:
+                left.append(path)
+        remove_empty(folder)
+    return left
+
+
+def remove_known(state: str, names: "list[str]") -> "list[str]":
+    """Remove from the state folder what an agent keeps there; returns the rest, which stays."""
+    left = []
+    for name in sorted(os.listdir(state)) if os.path.isdir(state) else []:
+        path = os.path.join(state, name)
+        if name not in names:
+            left.append(path)
+        elif os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    return left

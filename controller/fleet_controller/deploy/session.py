@@ -1,0 +1,94 @@
+"""Owns the controller's end of a deploy on one host: starts the installer there, by sudo where needed, and hands it commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from types import TracebackType
+from typing import Any
+
+from fleet_controller.deploy.commands import Command, PutFile, SendWheel
+from fleet_controller.deploy.places import Place
+from fleet_controller.deploy.ssh import Connection
+from fleet_protos.errors import Bug, Conflict, FleetError
+
+LOCK_WAIT_S = 20.0
+_CHUNK_BYTES = 1 << 20
+_PACKAGE = "fleet_controller.deploy.remote"
+_INSTALLER = ("files", "trees", "installer")  # in the order in which they import each other
+_STARTER = """\
+import json, sys, types
+source = sys.stdin.buffer
+for name, text in json.loads(source.read(int(source.readline())).decode()):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main()
+"""
+
+
+class DeployFailed(FleetError):
+    """A host must be mended: says which command failed there, and what it said."""
+
+
+def remote_source(name: str) -> str:
+    """The text of a program that runs on hosts."""
+    return (files(_PACKAGE) / f"{name}.py").read_text(encoding="utf-8")
+
+
+class Session:
+    """One session of the installer: it holds the installation's lock until this is closed or the connection ends."""
+
+    def __init__(self, connection: Connection, host: str, place: Place, python: str) -> None:
+        self._host = host
+        sudo = ["sudo", "-n", "--"] if place.by_sudo else []
+        self._pipe = connection.pipe([*sudo, python, "-I", "-c", _STARTER])
+        source = json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _INSTALLER]).encode()
+        self._pipe.send(b"%d\n%s" % (len(source), source))
+        self._ask({"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S}, f"open {place.root}")
+
+    def carry_out(self, command: Command) -> Mapping[str, Any]:
+        """Do it there; the answer. Raises DeployFailed, HostUnreachable."""
+        frame = command.frame()
+        self._pipe.send(json.dumps(frame).encode() + b"\n")
+        if isinstance(command, PutFile):
+            self._pipe.send(command.content)
+        elif isinstance(command, SendWheel):
+            self._send_file(command)
+        return self._answer(str(command))
+
+    def restore(self) -> str:
+        """Put back what a switch replaced; the version that is current then, empty when there was none."""
+        current: str = self._ask({"op": "restore"}, "go back to the version before")["current"]
+        return current
+
+    def close(self) -> None:
+        """End it; the lock is free then."""
+        self._pipe.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _send_file(self, command: SendWheel) -> None:
+        with command.source.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                self._pipe.send(chunk)
+
+    def _ask(self, frame: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+        self._pipe.send(json.dumps(frame).encode() + b"\n")
+        return self._answer(what)
+
+    def _answer(self, what: str) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = json.loads(self._pipe.line())
+        if answer["ok"]:
+            return answer
+        error, kind = answer["error"], answer["kind"]
+        if kind == "bug":
+            raise Bug(f"host {self._host}: {what}: {error}")
+        if kind == "refused":
+            raise Conflict(f"host {self._host}: {error}")
+        hint = "make room there and run it again: it goes on where it was" if kind == "full" else "mend that and run it again"
+        raise DeployFailed(f"host {self._host}: could not {what}: {error}", hint)

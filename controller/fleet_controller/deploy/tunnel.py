@@ -1,0 +1,157 @@
+"""Owns the way to agents behind SSH: a local Unix socket for each, whose connections go to the agent's port. Ends no TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import paramiko
+
+from fleet_controller.core.inventory import FleetHost
+from fleet_controller.deploy.keyring import Keyring
+from fleet_controller.deploy.ssh import Connection
+from fleet_protos.errors import FleetError
+
+log = logging.getLogger(__name__)
+
+AGENT_HERE = "127.0.0.1"  # where the agent of a host behind SSH listens, as that host sees it
+_CHUNK_BYTES = 1 << 16
+_LOOK_S = 1.0
+
+
+class Forwarder:
+    """One Unix socket and what comes in at it. `connect` gives an open connection to the host, a new one when the last has broken."""
+
+    def __init__(self, path: Path, connect: Callable[[], Connection], port: int) -> None:
+        self.address = f"unix:{path}"
+        self._connect = connect
+        self._port = port
+        self._closing = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))  # in a folder of our own, 0700
+        path.chmod(0o600)
+        self._listener.listen(16)
+        self._threads = [threading.Thread(target=self._accept, daemon=True, name="tunnel")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """Hang up on everyone."""
+        self._closing.set()
+        for line in (self._listener, *tuple(self._open)):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+        for thread in tuple(self._threads):
+            thread.join(10.0)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._start(self._carry, line)
+
+    def _start(self, work: Callable[..., None], *given: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=given, daemon=True, name="tunnel")
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _carry(self, line: socket.socket) -> None:
+        """One connection, to its end."""
+        self._open.add(line)
+        try:
+            channel = self._connect().reach(AGENT_HERE, self._port)
+        except FleetError as error:
+            log.warning("tunnel: %s", error.message)
+        else:
+            back = self._start(_pump_back, channel, line)
+            _pump(line, channel)
+            back.join()
+            channel.close()
+        finally:
+            self._open.discard(line)
+            line.close()
+
+
+def _pump(line: socket.socket, channel: paramiko.Channel) -> None:
+    with suppress(OSError, EOFError):
+        while chunk := line.recv(_CHUNK_BYTES):
+            channel.sendall(chunk)
+    with suppress(OSError, EOFError):
+        channel.close()
+
+
+def _pump_back(channel: paramiko.Channel, line: socket.socket) -> None:
+    with suppress(OSError, EOFError):
+        while chunk := channel.recv(_CHUNK_BYTES):
+            line.sendall(chunk)
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+
+
+class _Tunnel:
+    """The way to one host: its SSH connection, made again when it has broken, and the socket here."""
+
+    def __init__(self, host: FleetHost, keyring: Keyring, folder: Path) -> None:
+        self._host = host
+        self._keyring = keyring
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self.forwarder = Forwarder(folder / f"{host.name}.sock", self.connection, host.port)
+
+    def connection(self) -> Connection:
+        """Open, now. Raises FleetError."""
+        with self._lock:
+            if self._connection is not None and not self._connection.is_open:
+                self._connection.close()
+                self._connection = None
+            if self._connection is None:
+                self._connection = Connection.open(self._host.ssh, self._keyring)
+            return self._connection
+
+    def close(self) -> None:
+        """Hang up. The connection first: what is carried through it ends."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+        self.forwarder.close()
+
+
+class Tunnels:
+    """Ways to the hosts that are reached through SSH; an asynchronous context that hangs up at its end."""
+
+    def __init__(self) -> None:
+        self._keyring = Keyring()
+        self._tunnels: dict[str, _Tunnel] = {}
+        self._folder: Path | None = None
+
+    async def __aenter__(self) -> Tunnels:
+        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="benchfleet-"))  # 0700
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await asyncio.gather(*(asyncio.to_thread(tunnel.close) for tunnel in self._tunnels.values()))
+        self._keyring.close()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def reach(self, host: FleetHost) -> str:
+        """`unix:PATH`, whose other end is the agent of `host`; its TLS goes through unopened. Raises FleetError when SSH fails."""
+        assert self._folder is not None
+        tunnel = self._tunnels.get(host.name)
+        if tunnel is None:
+            tunnel = self._tunnels[host.name] = _Tunnel(host, self._keyring, self._folder)
+        await asyncio.to_thread(tunnel.connection)
+        return tunnel.forwarder.address
