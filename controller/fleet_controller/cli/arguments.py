@@ -121,6 +121,20 @@ def _hosts(command: argparse.ArgumentParser) -> None:
     command.add_argument("--reason", default="", metavar="TEXT", help="drain, revoke: why, for whoever waits")
 
 
+def _undeploy(command: argparse.ArgumentParser) -> None:
+    command.add_argument("hosts", nargs="*", metavar="HOST", help="which (default: all of the fleet file)")
+    command.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    command.add_argument("--at-once", type=int, default=0, metavar="N", help="hosts at a time (default: the fleet file's, else 16)")
+    command.add_argument("--force", action="store_true", help="also where trials run, which ends them")
+    _fleet(command)
+    _trust_folder(command)
+
+
+def _deploy(command: argparse.ArgumentParser) -> None:
+    _undeploy(command)
+    command.add_argument("--wheels", default="", metavar="DIR", help="take the agent's wheels from this folder, not from a registry")
+
+
 def _trust(command: argparse.ArgumentParser) -> None:
     text = "show: who has a certificate, until when; issue: one for a user; rotate: renew; revoke: trust no more; init: make the authority"
     command.add_argument("action", nargs="?", choices=("show", "issue", "rotate", "revoke", "init"), default="show", help=text)
@@ -178,6 +192,8 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
     ("resume", "run", "go on with a job that was interrupted", _all(_JOB, _machine, _json)),
     ("hosts", "hosts", "list, show, check, drain or undrain hosts", _all(_hosts, _controller, _json)),
+    ("deploy", "deploy", "bring agents to the hosts of the fleet file, or up to date", _all(_deploy, _json)),
+    ("undeploy", "deploy", "take agents away from hosts, with all that deploy made there", _all(_undeploy, _json)),
     ("trust", "trust", "certificates of the fleet: show, issue, rotate, revoke", _all(_trust, _json)),
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
