@@ -104,7 +104,7 @@ class JobOnBoard:
     @property
     def had_s(self) -> float:
         """Host seconds that it counts as having had."""
-        hosts = sum(len(trial.hosts) for trial in self.active.values()) * self.choice.part
+        hosts = sum(len(trial.hosts) for trial in self.active.values())
         return self._account.had_s(hosts, self._account.trial_s(self._planned_trial_s))
 
     def works_elsewhere(self, trial: Trial) -> bool:

@@ -154,7 +154,7 @@ class Care:
             for line in self._lines():
                 if self.record(line.host).aside and not self.record(line.host).drained and line.connected:
                     await self._look(line)
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(min(_TICK_S, self._probe_first_s))
 
     async def _look(self, line: HostLine) -> None:
         record, now_s = self.record(line.host), time.monotonic()

@@ -47,12 +47,14 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     labels: dict[str, str] = field(default_factory=dict)
     hangs: bool = False  # StartTrial is never answered
     holds_acknowledgements: bool = False  # AckEvents is never answered
+    findings: list[pb.HostFinding] = field(default_factory=list)  # of CheckHost
 
     def __post_init__(self) -> None:
         self.journal: list[ev.Event] = []
         self.started: list[TrialSpec] = []
         self.cancelled: list[tuple[str, int]] = []
         self.acknowledged = 0
+        self.asked_to_check = asyncio.Event()
         self.acknowledgements = 0
         self.asked_to_acknowledge = asyncio.Event()
         self.offsets: list[int] = []
@@ -104,6 +106,10 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
                 self.tell(spec, run_of(spec, index))
             self.end(spec)
         return pb.StartTrialResponse(known=False)
+
+    async def CheckHost(self, request: Any, context: Any) -> pb.CheckHostResponse:
+        self.asked_to_check.set()
+        return pb.CheckHostResponse(findings=self.findings)
 
     async def CancelTrial(self, request: Any, context: Any) -> pb.CancelTrialResponse:
         self.cancelled.append((request.trial_id, request.attempt))

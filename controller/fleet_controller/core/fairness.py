@@ -33,7 +33,7 @@ class Account:
         """Host seconds that one more trial is reckoned at: the mean of those that are over, else the plan's guess."""
         return (self.ended_s / self.ended if self.ended else planned_s * self.share) or UNKNOWN_TRIAL_S
 
-    def had_s(self, active_hosts: float, trial_s: float) -> float:
+    def had_s(self, active_hosts: int, trial_s: float) -> float:
         """Host seconds so far. What runs counts as a whole trial from its begin on, by no clock of its host."""
         return self.joined_s + self.ended_s + active_hosts * trial_s
 
