@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode, FleetError
+from fleet_protos.plain import log_to_stderr, plain
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def main() -> int:
     if sys.argv[1:2] == ["pending"]:
         return _pending(sys.argv[2:])
     options = parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says in words
     try:
         _need_the_extra()
@@ -86,7 +87,8 @@ def _pending(words: list[str]) -> int:
 
 
 def _tell(error: FleetError) -> int:
-    print(f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
+    text = f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
+    print(plain(text), file=sys.stderr)  # noqa: T201 - its way to tell
     return error.exit_code
 
 

@@ -10,8 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
+from fleet_controller.peers import Following
 from fleet_protos import __version__
 from fleet_protos.errors import ExitCode, FleetError
+from fleet_protos.plain import log_to_stderr, plain
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +35,14 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
     options = parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says with the host's name
     try:
         asyncio.run(_serve(options))
     except FleetError as error:
-        print(f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201 - its way to tell
+        findings = getattr(error, "findings", ())  # of a fleet file: all of them, not the first
+        told = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
+        print(plain(told), file=sys.stderr)  # noqa: T201 - its way to tell
         return error.exit_code
     return ExitCode.DONE
 

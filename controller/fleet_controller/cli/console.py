@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_protos.errors import ConfigError
+from fleet_protos.plain import plain_but_colours
 
 _STYLES = {
     "FASTER": "1;32", "SLOWER": "1;31", "EQUIVALENT": "36", "INCONCLUSIVE": "33", "error": "1;31", "warning": "33", "info": "36",
@@ -34,7 +35,7 @@ class Console:
     def text(self, text: str) -> None:
         """A result that brings its own line ends."""
         try:
-            sys.stdout.write(text)
+            sys.stdout.write(plain_but_colours(text) if self.tty else text)  # a pipe gets it as it is
             sys.stdout.flush()
         except BrokenPipeError:
             raise
@@ -48,7 +49,7 @@ class Console:
 
     def tell(self, *lines: str) -> None:
         """Progress, hints and errors, to standard error."""
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.write(plain_but_colours("".join(f"{line}\n" for line in lines)))
         sys.stderr.flush()
 
     def styled(self, word: str, text: str = "") -> str:

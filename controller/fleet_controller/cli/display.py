@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from fleet_controller.report.progress import Progress, display
+from fleet_protos.plain import plain
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,7 +42,7 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         """See `Display`."""
-        sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {text}\n")
+        sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {plain(text)}\n")
         sys.stderr.flush()
 
     def end(self) -> None:
@@ -70,7 +71,7 @@ class LiveDisplay:
         """See `Display`."""
         from rich.text import Text
 
-        self.live.console.print(Text(text), soft_wrap=True)
+        self.live.console.print(Text(plain(text)), soft_wrap=True)
 
     def end(self) -> None:
         """See `Display`."""
@@ -80,7 +81,7 @@ class LiveDisplay:
         from rich.text import Text
 
         # Called by Rich's thread: reads one reference to a frozen value.
-        return Text("\n".join(display(self._progress, time.monotonic() - self._at)), overflow="fold")
+        return Text(plain("\n".join(display(self._progress, time.monotonic() - self._at))), overflow="fold")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fleet_controller.embedded import AgentPlace, LocalAgent
 from fleet_controller.liveness import is_live
 from fleet_controller.working import Doors, Working, working
 from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.plain import LOG_FORMAT, PlainFormatter
 from fleet_protos.sockets import listen_address
 
 
@@ -73,7 +74,8 @@ def _log_to_file(home: Places) -> None:
     except OSError as error:
         raise ConfigError(f"cannot use the state folder {home.state}: {error.strerror}", "choose another by --state DIR") from error
     logging.raiseExceptions = False  # a log that cannot be written, on a full disk, must not fill the terminal instead
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[file], force=True)
+    file.setFormatter(PlainFormatter(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[file], force=True)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from fleet_controller.analysis.compare import Comparison
 from fleet_controller.report.comparison import heading_of, narrow_of, remarks_of, sections_of, table_of
 from fleet_controller.report.table import Table, aligned, upright
+from fleet_protos.plain import plain_line
 
 STYLES = {
     "FASTER": "bold green", "SLOWER": "bold red", "EQUIVALENT": "cyan", "INCONCLUSIVE": "yellow",
@@ -20,6 +22,7 @@ def table_text(table: Table, width: int | None, colour: bool) -> str:
     """The table for a terminal of `width` cells, or for a pipe (None). Ends with a newline."""
     if not table.rows:
         return ""
+    table = replace(table, rows=tuple(tuple(map(plain_line, row)) for row in table.rows))
     if width is None:
         return _joined(aligned(table))
     return _rich(table, colour) if table.fits(width, _RICH_GAP) else _joined(upright(table))
