@@ -114,6 +114,8 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
                 return _last_word(line)
         except ssl.SSLError as error:
             return refused_by_client(error, name) or refused_by_server(error)
+        except TimeoutError:
+            return "something listens there that does not answer"
         except OSError:
             return "it hung up in the middle of the handshake"
 
