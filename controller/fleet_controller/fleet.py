@@ -52,7 +52,7 @@ class Fleet:
         self._names: dict[str, HostLine] = {}
         self._lines = [HostLine(peer, self._desk, folder / "artifacts", self._names, follow.ways) for peer in follow.peers]
         self._first_contact_s = first_contact_s
-        self._care = Care(self._desk, lambda: self._lines)
+        self._care = Care(self._desk, lambda: self._lines, follow.probe_first_s)
 
     # Work
 

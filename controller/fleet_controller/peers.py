@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from fleet_controller.core.health import PROBE_FIRST_S
 from fleet_controller.core.inventory import FleetHost, Inventory
 from fleet_protos.errors import HostUnreachable
 from fleet_protos.identity import TlsFiles
@@ -57,7 +58,11 @@ LOCAL = Ways(directly, without_tls)
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Whom a controller follows, and how it gets there."""
+    """Whom a controller follows, and how it gets there.
+
+    `probe_first_s`: from setting a host aside for its failures to the first look at it.
+    """
 
     peers: tuple[Peer, ...] = ()
     ways: Ways = LOCAL
+    probe_first_s: float = PROBE_FIRST_S
