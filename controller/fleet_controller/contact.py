@@ -13,7 +13,8 @@ from fleet_protos.errors import ConfigError, HostUnreachable
 
 def candidates(lines: Sequence[HostLine]) -> tuple[Candidate, ...]:
     """Every host that has a name, as it stands now."""
-    return tuple(Candidate(line.host, line.labels, line.connected, line.known is not None, line.load_only) for line in lines if line.host)
+    hosts = (line for line in lines if line.host and not line.leaving)
+    return tuple(Candidate(line.host, line.labels, line.connected, line.known is not None, line.load_only) for line in hosts)
 
 
 async def first_contact(lines: Sequence[HostLine], named: Sequence[str], board: Board, limit_s: float) -> None:

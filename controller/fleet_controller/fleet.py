@@ -18,19 +18,21 @@ from fleet_controller.core.choosing import choice_findings, choose
 from fleet_controller.core.estimate import estimate
 from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import LOOPBACK
+from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.core.plan import Plan, make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
-from fleet_controller.peers import Following
+from fleet_controller.lines import Lines
+from fleet_controller.peers import Following, peers
 from fleet_controller.reading import StoredJobs
 from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
 from fleet_controller.spec.findings import ERROR, JobRejected, has_errors
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.errors import ConfigError, FleetError, NotFound
+from fleet_protos.errors import ConfigError, ErrorKind, FleetError, NotFound
 from fleet_protos.exposition import RunSeries
 from fleet_protos.trial import TrialSpec
 
@@ -49,12 +51,16 @@ class Fleet:
     ) -> None:
         self._desk = Desk(store, series)
         self._stored = StoredJobs(store, folder / "artifacts")
-        self._names: dict[str, HostLine] = {}
-        self._lines = [HostLine(peer, self._desk, folder / "artifacts", self._names, follow.ways) for peer in follow.peers]
+        self._following = Lines(follow, self._desk, folder / "artifacts")
+        self._names, self._lines = self._following.names, self._following.all
         self._first_contact_s = first_contact_s
         self._care = Care(self._desk, lambda: self._lines, follow.probe_first_s)
 
     # Work
+
+    async def follow(self, inventory: Inventory) -> None:
+        """The fleet file has changed: hosts come, go and change while all else goes on."""
+        await self._following.adopt(peers((), inventory))
 
     async def load(self) -> None:
         """Read the jobs that are not over; before `run`, and before anybody asks."""
@@ -73,15 +79,13 @@ class Fleet:
         """Follow the agents and start trials until `stopping`; then fetch what is still owed and hang up."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                working = [tasks.create_task(line.work()) for line in self._lines]
-                working += [tasks.create_task(work) for work in (self._keep_starting(), self._care.look_again())]
+                working = [tasks.create_task(work) for work in (self._following.work(), self._keep_starting(), self._care.look_again())]
                 await stopping.wait()
                 await self._last_files()
                 for task in working:
                     task.cancel()
         finally:
-            for line in self._lines:
-                await line.agent.close()
+            await self._following.close()
             self._desk.close()
 
     async def _keep_starting(self) -> None:
@@ -89,6 +93,7 @@ class Fleet:
             changed = self._desk.board.next_change()
             try:
                 await self._care.weigh()
+                await self._let_go()
                 for end in self._desk.board.hopeless():
                     over = closed(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
                     await self._desk.save(end.trial_id, over)
@@ -101,6 +106,15 @@ class Fleet:
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
                 log.warning("%s", error.message)
             await wait_for(changed, _LOOK_AGAIN_S)
+
+    async def _let_go(self) -> None:
+        """Hosts that were taken out of the fleet file, once nothing is active there; what waits for them never begins."""
+        for host in await self._following.drop():
+            for job in self._desk.board.open_jobs:
+                for trial in [trial for trial in job.trials.values() if host in trial.hosts and trial.may_start and not trial.is_active]:
+                    message = f"host {host} was taken out of the fleet file"
+                    end = closed(Attempt(len(trial.attempts) + 1), ErrorKind.CONFIG, "host_removed", message, time.time_ns())
+                    await self._desk.save(trial.spec.trial_id, end)
 
     async def _begin(self, start: Start) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""

@@ -20,11 +20,12 @@ def following(addresses: Sequence[str], inventory: Inventory | None, trust: Path
     everybody = peers(addresses, inventory)
     if inventory is None:
         return Following(everybody)
+    file = Path(inventory.file)
     if (trust / "ca.crt").exists():
-        return Following(everybody, Ways(directly, Authority.open(trust).agent_files))
+        return Following(everybody, Ways(directly, Authority.open(trust).agent_files), file)
     far = [host.name for host in inventory.hosts if host.through_ssh or not is_local(direct_address(host))]
     if far:
         more = f" and {len(far) - 1} more are" if len(far) > 1 else " is"
         told = f"{inventory.file}: {far[0]}{more} reached by TLS, and {trust} holds no authority"
         raise ConfigError(told, "`fleetctl init` makes it; --trust DIR names another folder")
-    return Following(everybody, Ways(directly, without_tls))
+    return Following(everybody, Ways(directly, without_tls), file)

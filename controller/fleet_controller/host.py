@@ -43,6 +43,7 @@ class HostLine:
             names.setdefault(peer.known.name, self)
         self.trouble = ""
         self.connected = False
+        self.leaving = False  # it was taken out of the fleet file
         self.files = Files(self.agent, desk, artifacts)
         self._info = AgentInfo()
         self._desk = desk
@@ -76,6 +77,8 @@ class HostLine:
     @property
     def takes_no_trials(self) -> str:
         """Why it takes none though it answers; empty when it does."""
+        if self.leaving:
+            return "it was taken out of the fleet file"
         return "it serves load only" if self.load_only else self._info.takes_no_trials
 
     @property
@@ -136,6 +139,14 @@ class HostLine:
             await wait_for(self._now, pause_s)
             pause_s = _FIRST_PAUSE_S if self._now.is_set() else min(pause_s * 2, _LAST_PAUSE_S)
             self._now.clear()
+
+    async def change(self, known: FleetHost) -> None:
+        """The fleet file says otherwise of this host now; it is connected anew when that is about the way there."""
+        before, self.known, self.leaving = self.known, known, False
+        way = known.address, known.port, known.through_ssh, known.ssh
+        if before is not None and way != (before.address, before.port, before.through_ssh, before.ssh):
+            await self.agent.close()
+            self.try_now()
 
     def try_now(self) -> None:
         """The agent was just started: do not wait for the end of the pause."""

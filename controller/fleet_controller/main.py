@@ -25,6 +25,8 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--state", type=Path, required=True, help="folder of its artifacts, socket and (by default) its store")
     parse.add_argument("--store", default="", help="store: a file or a database URL (default: store.sqlite3 in the state folder)")
     parse.add_argument("--agent", action="append", default=[], metavar="ADDRESS", help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it")
+    text = "hosts to follow (default without --agent: $BENCHFLEET_FLEET, else ./fleet.yaml); read again when it changes, and at SIGHUP"
+    parse.add_argument("--fleet", default=None, metavar="FILE", help=text)
     parse.add_argument("--listen", default="", help="unix:PATH or ADDRESS:PORT for fleetctl (default: a socket in the state folder)")
     parse.add_argument("--trust", default="", metavar="DIR", help="certificates (default: $BENCHFLEET_TRUST, else trust beside the state)")
     parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
@@ -50,15 +52,35 @@ def main() -> int:
 async def _serve(options: argparse.Namespace) -> None:
     from fleet_controller.working import doors, working
 
+    follow = _following(options)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     state: Path = options.state.absolute()
-    async with working(state, options.agent, store=options.store, doors=doors(options, state)) as here:
-        log.info("listening on %s with %d agents", here.address, len(options.agent))
+    async with working(state, follow, store=options.store, doors=doors(options, state)) as here:
+        if here.fleet_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, here.fleet_file.read_now)
+        log.info("listening on %s with %d agents", here.address, len(follow.peers))
         await stopping.wait()
     log.info("stopped")
+
+
+def _following(options: argparse.Namespace) -> Following:
+    from fleet_controller.following import following
+    from fleet_controller.spec.fleet_place import fleet_path
+    from fleet_controller.trust.place import trust_folder
+
+    path = fleet_path(options.fleet) if options.fleet or not options.agent else None
+    trust = trust_folder(options.trust, options.state.absolute())
+    if path is None:
+        return following(options.agent, None, trust)
+    from fleet_controller.spec.fleet import load_fleet_file
+
+    loaded = load_fleet_file(path)
+    for finding in loaded.findings:
+        log.warning("%s", finding)
+    return following(options.agent, loaded.inventory, trust)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet_controller.core.health import PROBE_FIRST_S
 from fleet_controller.core.inventory import FleetHost, Inventory
@@ -58,11 +59,12 @@ LOCAL = Ways(directly, without_tls)
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Whom a controller follows, and how it gets there.
+    """Whom a controller follows, and how it gets there. `file`: the fleet file that names hosts, read again when it changes.
 
     `probe_first_s`: from setting a host aside for its failures to the first look at it.
     """
 
     peers: tuple[Peer, ...] = ()
     ways: Ways = LOCAL
+    file: Path | None = None
     probe_first_s: float = PROBE_FIRST_S

@@ -12,6 +12,7 @@ from pathlib import Path
 from fleet_controller.fleet import FIRST_CONTACT_S, Fleet
 from fleet_controller.lock import held
 from fleet_controller.peers import Following, peers
+from fleet_controller.rereading import FleetFileWatch
 from fleet_controller.service import serving
 from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import Store
@@ -59,6 +60,7 @@ class Working:
 
     fleet: Fleet
     address: str
+    fleet_file: FleetFileWatch | None = None
 
 
 @asynccontextmanager
@@ -88,14 +90,17 @@ async def working(
             await fleet.load()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(fleet.run(stopping))
+                file = FleetFileWatch(follow.file, fleet.follow) if follow.file else None
+                rereading = tasks.create_task(file.run()) if file else None
                 watching = tasks.create_task(ExpiryWatch(Authority.open(doors.trust), series.registry).run()) if doors.trust else None
                 async with _served(fleet, folder, doors) as address:
                     try:
-                        yield Working(fleet, address)
+                        yield Working(fleet, address, file)
                     finally:
                         stopping.set()
-                        if watching is not None:
-                            watching.cancel()
+                        for beside in (watching, rereading):
+                            if beside is not None:
+                                beside.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
         finally:

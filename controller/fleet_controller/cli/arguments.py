@@ -80,7 +80,9 @@ def _all(*parts: Add) -> Add:
 
 
 _JOB_FILE = _named("file", "job file, - for standard input")
+_ANY_FILE = _named("file", "job or fleet file, or a pasted launch, - for standard input")
 _PRUNE = _flag("--prune", "leave out variants whose server runs like another's")
+_ONLY_CONNECTED = _flag("--only-connected", "leave out hosts that do not answer now, instead of letting their trials wait")
 _JOB = _named("job", "job id or the start of one")
 _TRIAL = _named("trial", "trial id")
 
@@ -107,7 +109,7 @@ def _init(command: argparse.ArgumentParser) -> None:
 
 
 def _schema(command: argparse.ArgumentParser) -> None:
-    command.add_argument("kind", choices=("job",), help="which file the schema is of")
+    command.add_argument("kind", choices=("job", "fleet"), help="which file the schema is of")
 
 
 def _hosts(command: argparse.ArgumentParser) -> None:
@@ -175,15 +177,20 @@ def _machine(command: argparse.ArgumentParser) -> None:
 
 COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("init", "files", "write a commented job.yaml and fleet.yaml, or a job made of a pasted launch", _init),
-    ("lint", "lint", "tell what is wrong with a job file, or a pasted launch, before any GPU time is spent", _all(_JOB_FILE, _json)),
-    ("plan", "plan", "show variants, trials, their order and the estimated time; start nothing", _all(_JOB_FILE, _PRUNE, _json)),
+    ("lint", "lint", "tell what is wrong with a job, a fleet file or a pasted launch, before GPU time is spent", _all(_ANY_FILE, _json)),
+    ("plan", "plan", "show variants, trials, their order, estimated time and cost; start nothing", _all(_JOB_FILE, _PRUNE, _fleet, _json)),
     ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _PRUNE, _machine, _json)),
-    ("up", "run", "run controller and local agent in the foreground", _machine),
+    (
+        "up",
+        "run",
+        "run a controller in the foreground: for the hosts of the fleet file, or with an agent on this machine",
+        _all(_fleet, _flag("--local", "without a fleet file: an agent on this machine"), _machine, _trust_folder),
+    ),
     (
         "submit",
         "watch",
         "hand a job to the controller",
-        _all(_JOB_FILE, _PRUNE, _flag("--watch", "follow it to the verdict"), _controller, _json),
+        _all(_JOB_FILE, _PRUNE, _flag("--watch", "follow it to the verdict"), _ONLY_CONNECTED, _fleet, _controller, _json),
     ),
     ("ls", "jobs", "list jobs", _all(_controller, _json)),
     ("show", "jobs", "show a job and its trials", _all(_JOB, _controller, _json)),
@@ -199,6 +206,6 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
     ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),
     ("diagnose", "diagnose", "tell what a server's log comes to: state, root of a failure, what to do, rates", _all(_logs, _json)),
-    ("schema", "files", "print the JSON Schema of a job file, for editors", _schema),
+    ("schema", "files", "print the JSON Schema of a job or fleet file, for editors", _schema),
     ("version", "files", "print the version", _json),
 )

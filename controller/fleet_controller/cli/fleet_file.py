@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet_controller.spec.fleet_place import fleet_path
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
     from fleet_controller.core.inventory import Inventory
-
-_HERE = Path("fleet.yaml")
-
-
-def fleet_path(named: str | None) -> Path | None:
-    """The file of `--fleet`, else $BENCHFLEET_FLEET, else ./fleet.yaml where there is one; None when there is none."""
-    text = named or os.environ.get("BENCHFLEET_FLEET", "")
-    if text:
-        return Path(text).expanduser()
-    return _HERE if _HERE.exists() else None
-
 
 def read_fleet(path: Path) -> Inventory:
     """The fleet of a file, ssh settings resolved with the user's ~/.ssh/config. Raises FleetRejected with all findings, ConfigError."""

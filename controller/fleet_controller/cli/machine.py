@@ -38,18 +38,23 @@ def here(arguments: argparse.Namespace) -> Here:
     return Here(places(arguments.state), arguments.host_name or host_name(), tuple(arguments.label), arguments.metrics_port)
 
 
+def refuse_a_second(home: Places) -> None:
+    """Raises Conflict when a controller is at work in the state folder."""
+    if is_live(listen_address(home.controller, "controller")):
+        hint = "fleetctl submit FILE --watch hands it a job; --state DIR keeps two apart"
+        raise Conflict(f"a controller is at work in {home.controller}", hint)
+
+
 def local_agent(place: Here) -> LocalAgent:
     """The agent of this machine, not yet started. Raises Conflict when a controller is at work in the state folder."""
-    if is_live(listen_address(place.home.controller, "controller")):
-        hint = "fleetctl submit FILE --watch hands it a job; --state DIR keeps two apart"
-        raise Conflict(f"a controller is at work in {place.home.controller}", hint)
+    refuse_a_second(place.home)
     return LocalAgent(AgentPlace(place.home.agent, place.host_name, place.labels))
 
 
 @asynccontextmanager
 async def machine(agent: LocalAgent, place: Here, say: Callable[[str], None]) -> AsyncIterator[Working]:
     """Controller and agent at work while inside. The agent outlives the controller's last fetch of files and is ended last."""
-    _log_to_file(place.home)
+    log_to_file(place.home)
     try:
         async with working(place.home.controller, [agent.place.address], doors=place.doors) as at_work:
             await agent.start()
@@ -66,7 +71,7 @@ async def machine(agent: LocalAgent, place: Here, say: Callable[[str], None]) ->
             say(left)
 
 
-def _log_to_file(home: Places) -> None:
+def log_to_file(home: Places) -> None:
     """What the controller's parts log is for later: on the terminal it would break the display."""
     try:
         home.controller.mkdir(parents=True, exist_ok=True, mode=0o700)

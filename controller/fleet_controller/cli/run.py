@@ -20,6 +20,7 @@ from fleet_controller.cli.trouble import tell_trouble
 from fleet_controller.cli.watch import Ending, ending, follow, print_ending
 from fleet_controller.embedded import LocalAgent
 from fleet_controller.report.values import Controller
+from fleet_controller.spec.fleet_place import fleet_path
 from fleet_controller.spec.load import LoadedJob
 from fleet_protos.errors import Conflict, ExitCode
 
@@ -30,6 +31,11 @@ Begin = Callable[[Controller], Awaitable[str]]
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One of the three, by name."""
+    file = fleet_path(arguments.fleet) if arguments.command == "up" and not arguments.local else None
+    if file is not None:
+        from fleet_controller.cli.up import up
+
+        return asyncio.run(up(arguments, here(arguments), file, console))
     need_the_agent()
     return asyncio.run({"run": _run, "resume": _resume, "up": _up}[arguments.command](arguments, console))
 
