@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet_controller.spec.fleet import load_fleet
 from tests.lab import remains
+from tests.lab.by_hand import fleet_file
 from tests.lab.disk import CHECKOUT
 from tests.lab.hosts import LabHost, SshSettings, wait_until
 from tests.lab.lab import Lab
@@ -21,6 +23,7 @@ from tests.lab.programs import LabTrouble, variables
 
 SSH_PORT = 22
 CONNECT_S = 0.7
+FOLDERS = ("/var", "/root", "/home/bench")  # on a host's disk
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +129,15 @@ def test_a_cut_host_is_unreachable_until_it_is_healed(hosts: list[LabHost]) -> N
 def test_a_power_off_leaves_the_disk_and_nothing_else(hosts: list[LabHost]) -> None:
     host = hosts[0]
     daemon = host.begin("counter", ["sleep", "300"], user="bench")
-    host.run(["sh", "-c", "echo kept >/var/kept; echo kept >/root/kept; echo kept >/home/bench/kept; echo lost >/tmp/lost"])
+    kept = [f"{folder}/kept" for folder in FOLDERS]
+    host.run(["sh", "-c", 'for path in "$@"; do echo written >"$path"; done', "sh", *kept, "/tmp/lost"])
     host.power_off()
     assert (host.up, host.processes(), remains.start_ticks(daemon.outer_pid)) == (False, [], "")
-    assert [host.read(path) for path in ("/var/kept", "/root/kept", "/home/bench/kept")] == ["kept\n"] * 3
+    assert [host.read(path) for path in kept] == ["written\n"] * 3
     with pytest.raises(LabTrouble, match="no power"):
         host.run(["true"])
     host.boot()
-    assert host.run(["cat", "/var/kept", "/root/kept", "/home/bench/kept"]).stdout == "kept\n" * 3
+    assert host.run(["cat", *kept]).stdout == "written\n" * 3
     assert not host.path("/tmp/lost").exists() and not daemon.alive()
 
 
@@ -242,9 +246,9 @@ def test_a_wrong_clock_is_wrong_for_daemons_of_that_host_alone(hosts: list[LabHo
     assert abs(int(host.run(["date", "+%s"]).stdout) - time.time_ns() / 1e9) < 5
 
 
-@pytest.mark.parametrize("path", ["/var/written", "/root/written", "/home/bench/written"])
-def test_a_full_disk_refuses_what_is_written_until_it_has_room(hosts: list[LabHost], path: str) -> None:
-    host = hosts[0]
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_full_disk_refuses_what_is_written_until_it_has_room(hosts: list[LabHost], folder: str) -> None:
+    host, path = hosts[0], f"{folder}/written"
     host.fill_disk(leave_bytes=1 << 20)
     full = host.run(["dd", "if=/dev/zero", f"of={path}", "bs=64k", "count=32"], check=False)
     assert full.returncode == 1 and "No space left on device" in full.stderr
@@ -280,6 +284,15 @@ def test_labs_live_side_by_side(lab: Lab, hosts: list[LabHost]) -> None:
     assert here.name == hosts[0].name and here.address != hosts[0].address
     here.cut()
     assert answers(hosts[0]) and not answers(here)
+
+
+def test_hosts_by_hand_come_with_a_fleet_file_that_reaches_them(shared_lab: Lab, hosts: list[LabHost]) -> None:
+    inventory = load_fleet(fleet_file(hosts, "ops"), "fleet.yaml")
+    assert [(host.name, host.address, host.ssh.user, host.simulated_gpus) for host in inventory.hosts] == [
+        (host.name, host.address, "ops", 8) for host in hosts
+    ]
+    assert inventory.hosts[0].ssh.identities == (str(shared_lab.identity),)
+    assert inventory.hosts[1].ssh.known_hosts == (str(hosts[1].known_hosts),)
 
 
 KILLED = """
