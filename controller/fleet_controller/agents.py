@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
+from fleet_controller.core.state import NO_SKEW, Clock
 from fleet_controller.report.values import HostFinding
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
+from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound, Superseded
 from fleet_protos.events import Event
 from fleet_protos.identity import TlsFiles
+from fleet_protos.lease import Lease
 from fleet_protos.tls import Line
 from fleet_protos.trial import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
@@ -41,6 +44,7 @@ _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: Conflict,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Conflict,
+    grpc.StatusCode.ABORTED: Superseded,
     grpc.StatusCode.UNAVAILABLE: HostUnreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: HostUnreachable,
     grpc.StatusCode.CANCELLED: HostUnreachable,
@@ -70,6 +74,7 @@ class AgentInfo:
     allowed_pythons: tuple[str, ...] = ()
     allowed_images: tuple[str, ...] = ()
     load_only: bool = False
+    kept_attempts: tuple[str, ...] = ()
 
 
 class AgentClient:
@@ -83,6 +88,8 @@ class AgentClient:
         self._line = Line(address, tls, name, _OPTIONS)
         self._at = (address, tls, name)
         self._made: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
+        self.lease = Lease()  # under which orders are given; not told until it is set
+        self.clock = NO_SKEW  # of the host, as it was at the last `describe`
 
     async def move(self, address: str, tls: TlsFiles | None, name: str) -> None:
         """From now on at this address, with these files; hangs up only when that is another one."""
@@ -101,26 +108,29 @@ class AgentClient:
     async def describe(self) -> AgentInfo:
         """Who it is and what it does now: the first call of a contact. What stands in the way of one is looked into and told."""
         await self._line.refresh()
+        asked_ns = time.time_ns()
         try:
-            return from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+            info = from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+            self.clock = Clock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2) if info.now_unix_ns else NO_SKEW
+            return info
         except HostUnreachable as error:
             if reason := await self._line.why_not():
                 raise HostUnreachable(f"agent at {self.address}: {reason}") from error
             raise
 
     async def start(self, spec: TrialSpec) -> bool:
-        """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken."""
-        request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()))
+        """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken, Superseded."""
+        request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._told_lease)
         return (await self._asked(self._stub.StartTrial(request, timeout=_CALL_S))).known
 
     async def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
         """Ask to end a trial; False when it is not active there."""
-        request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason)
+        request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason, lease=self._told_lease)
         return (await self._asked(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
     async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
         """Events from there on, for ever. Raises Conflict when another agent answers at the address."""
-        request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence)
+        request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence, lease=self._told_lease)
         try:
             async for answer in self._stub.WatchEvents(request):
                 yield from_proto(Event, answer.event)
@@ -129,7 +139,13 @@ class AgentClient:
 
     async def acknowledge(self, up_to_sequence: int) -> None:
         """Everything up to there is stored."""
-        await self._asked(self._stub.AckEvents(pb.AckEventsRequest(up_to_sequence=up_to_sequence), timeout=_CALL_S))
+        request = pb.AckEventsRequest(up_to_sequence=up_to_sequence, lease=self._told_lease)
+        await self._asked(self._stub.AckEvents(request, timeout=_CALL_S))
+
+    async def release(self, trial_id: str, attempt: int) -> None:
+        """The files of an ended attempt are all here: the host may free them. One of an older version keeps them for ever."""
+        request = pb.ReleaseAttemptRequest(trial_id=trial_id, attempt=attempt, lease=self._told_lease)
+        await self._asked(self._stub.ReleaseAttempt(request, timeout=_CALL_S))
 
     async def fetch(self, artifact: Artifact, target: Path) -> None:
         """Bring a file to `target`: goes on where an earlier try broke off, appears there only when its digest is right.
@@ -159,6 +175,10 @@ class AgentClient:
         """What stands in the way of trials there, looked up now."""
         answer = await self._asked(self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S))
         return tuple(from_proto(HostFinding, finding) for finding in answer.findings)
+
+    @property
+    def _told_lease(self) -> pb.Lease | None:
+        return to_proto(self.lease, pb.Lease()) if self.lease.is_told else None
 
     async def close(self) -> None:
         """Hang up."""

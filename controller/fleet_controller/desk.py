@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from fleet_controller.board import Board, JobOnBoard
 from fleet_controller.core.gang import folded, place_of
 from fleet_controller.core.health import HostRecord
-from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.state import NO_SKEW, Attempt, Clock, Trial
 from fleet_controller.metrics import HostSeries
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos.events import Event, ServerProgressed
@@ -30,40 +32,46 @@ class Desk:
         self.series = series
         self.hosts_series = HostSeries(series.registry)
         self.ended: deque[tuple[str, Attempt]] = deque()  # nodes whose attempts ended, until somebody has weighed them
-        self._store = store
+        self.store = store  # asked on its own thread alone: see `ask`
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")  # one owner: writes never interleave
 
     async def load(self) -> None:
         """Put the jobs that are not over back on the board; show all in the metrics."""
-        for row in await self.ask(self._store.jobs):
-            trials = await self.ask(partial(self._store.outlines, row.job_id))
+        for row in await self.ask(self.store.jobs):
+            trials = await self.ask(partial(self.store.outlines, row.job_id))
             for trial in folded(trials):
                 if trial.newest is not None:
                     self._show(trial.spec.trial_id, trial.newest)
             if not JobOnBoard(row, trials).is_over:
-                self.board.put(row, await self.ask(partial(self._store.trials, row.job_id)))
+                self.board.put(row, await self.ask(partial(self.store.trials, row.job_id)))
 
-    async def add_job(self, row: JobRow, trials: list[Trial]) -> None:
-        """A job that was submitted."""
-        await self.ask(partial(self._store.add_job, row, [trial.spec for trial in trials]))
-        self.board.put(row, trials)
+    async def add_job(self, row: JobRow, trials: list[Trial], request_key: str = "") -> str:
+        """A job that was submitted; its id, or that of the one which this request made before."""
+        job_id = await self.ask(partial(self.store.add_job, row, [trial.spec for trial in trials], request_key))
+        if job_id == row.job_id:
+            self.board.put(row, trials)
+        return job_id
+
+    async def job_of_request(self, request_key: str) -> str:
+        """The job that a submit with this key made; empty when there is none."""
+        return await self.ask(partial(self.store.job_of_request, request_key)) if request_key else ""
 
     async def cancel_job(self, job_id: str) -> list[Trial]:
         """Nothing of it starts any more; the trials that are active now."""
-        await self.ask(partial(self._store.cancel_job, job_id))
+        await self.ask(partial(self.store.cancel_job, job_id))
         return self.board.cancel(job_id)
 
     async def hosts(self) -> list[HostRecord]:
         """What was decided about hosts."""
-        return await self.ask(self._store.hosts)
+        return await self.ask(self.store.hosts)
 
     async def save_host(self, record: HostRecord) -> None:
         """What is decided about a host now."""
-        await self.ask(partial(self._store.save_host, record))
+        await self.ask(partial(self.store.save_host, record))
 
     async def find_job(self, start: str) -> JobRow:
         """The job with this id or the only one whose id begins so. Raises ConfigError."""
-        return await self.ask(partial(self._store.find_job, start))
+        return await self.ask(partial(self.store.find_job, start))
 
     async def save(self, trial_id: str, attempt: Attempt) -> None:
         """An attempt that the controller itself closes."""
@@ -71,27 +79,28 @@ class Desk:
 
     async def begin(self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()) -> None:
         """One attempt of each of these nodes: of all of them or of none. `placed`: nodes that have a host from here on."""
-        await self.ask(partial(self._store.save_attempt, trial_ids, attempt, placed))
+        await self.ask(partial(self.store.save_attempt, trial_ids, attempt, placed))
         self.board.place(placed)
         for trial_id in trial_ids:
             self._changed(trial_id, attempt)
 
-    async def record(self, agent_id: str, host: str, event: Event) -> Trial | None:
-        """An event that an agent told; the trial after it, None when nothing new came of it."""
-        attempt = await self.ask(partial(self._store.record, agent_id, host, event))
+    async def record(self, agent_id: str, host: str, event: Event, clock: Clock = NO_SKEW) -> Trial | None:
+        """An event that an agent told; the trial after it, None when nothing new came of it. `clock`: of its host, before ours."""
+        clock = replace(clock, now_unix_ns=time.time_ns())
+        attempt = await self.ask(partial(self.store.record, agent_id, host, event, clock))
         return None if attempt is None else self._changed(event.trial_id, attempt, _progress(event))
 
     async def last_sequence(self, agent_id: str) -> int:
         """Up to here that agent's events are stored."""
-        return await self.ask(partial(self._store.last_sequence, agent_id))
+        return await self.ask(partial(self.store.last_sequence, agent_id))
 
     async def wanted_artifacts(self, agent_id: str) -> list[Artifact]:
         """Files that the agent told of and that are not here yet."""
-        return await self.ask(partial(self._store.wanted_artifacts, agent_id))
+        return await self.ask(partial(self.store.wanted_artifacts, agent_id))
 
     async def artifact_fetched(self, name: str) -> None:
         """The file is here, whole."""
-        await self.ask(partial(self._store.artifact_fetched, name))
+        await self.ask(partial(self.store.artifact_fetched, name))
 
     async def ask(self, work: Callable[[], T]) -> T:
         """Do a piece of store work on the store's own thread, in order."""

@@ -26,6 +26,7 @@ class Files:
         self._folder = folder
         self._owed: dict[str, Artifact] = {}
         self._news = asyncio.Event()
+        self._trouble = ""
         self._paid = asyncio.Event()
         self._paid.set()
 
@@ -41,6 +42,15 @@ class Files:
         self._owed.clear()
         self._paid.set()
         self.owe(artifacts)
+
+    @property
+    def trouble(self) -> str:
+        """Why files are still to come though they were asked for; empty when nothing stands in the way."""
+        return f"files wait: {self._trouble}" if self._trouble and self._owed else ""
+
+    def owes(self, attempt: str) -> bool:
+        """Files of this TRIAL/ATTEMPT are still to come."""
+        return any(name.startswith(f"{attempt}/") for name in self._owed)
 
     async def all_fetched(self) -> None:
         """Returns when no file is owed."""
@@ -68,8 +78,11 @@ class Files:
         except NotFound as error:  # asked for again at the next connection, not every few seconds
             log.warning("%s", error.message)
         except FleetError as error:
-            log.warning("%s: %s", artifact.name, error.message)
+            if error.message != self._trouble:
+                log.warning("%s: %s", artifact.name, error.message)
+            self._trouble = error.message
             return
+        self._trouble = ""
         if self._owed.get(artifact.name) == artifact:
             del self._owed[artifact.name]
 

@@ -26,6 +26,7 @@ from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
 from fleet_controller.lines import Lines
+from fleet_controller.patience import Patience
 from fleet_controller.peers import Following, peers
 from fleet_controller.reading import StoredJobs
 from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
@@ -55,6 +56,8 @@ class Fleet:
         self._names, self._lines = self._following.names, self._following.all
         self._first_contact_s = first_contact_s
         self._care = Care(self._desk, lambda: self._lines, follow.probe_first_s)
+        self._patience = Patience(self._desk, lambda: self._lines, follow.give_up_after_s)
+        self._stuck = ""  # why nothing is begun now
 
     # Work
 
@@ -94,6 +97,7 @@ class Fleet:
             try:
                 await self._care.weigh()
                 await self._let_go()
+                await self._patience.end()
                 for end in self._desk.board.hopeless():
                     over = closed(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
                     await self._desk.save(end.trial_id, over)
@@ -103,9 +107,17 @@ class Fleet:
                 for host in self._desk.board.hosts_to_end():
                     self._names[host].give_orders()
                 self._care.tell()
+                self._stuck = ""
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
-                log.warning("%s", error.message)
+                self._tell_stuck(error.message)
             await wait_for(changed, _LOOK_AGAIN_S)
+
+    def _tell_stuck(self, why: str) -> None:
+        if why != self._stuck:
+            log.warning("nothing is begun: %s", why)
+        self._stuck = why
+        for job in self._desk.board.open_jobs:
+            job.trouble = f"nothing is begun: {why}"
 
     async def _let_go(self) -> None:
         """Hosts that were taken out of the fleet file, once nothing is active there; what waits for them never begins."""
@@ -133,8 +145,13 @@ class Fleet:
 
     # What fleetctl asks
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
-        """Take a job; its id. Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits."""
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
+        """Take a job; its id, that of the job made before when the request is repeated.
+
+        Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits.
+        """
+        if made := await self._desk.job_of_request(request_key):
+            return made
         loaded = load_job(yaml, file_name)
         plan = await self._plan(loaded.job, only_connected)
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
@@ -146,8 +163,7 @@ class Fleet:
             placement=self._placement(loaded.job.hosts, specs, plan.hosts).to_json(),
             joined_s=joins_at(job.had_s for job in self._desk.board.open_jobs if job.row.priority == loaded.job.priority),
         )
-        await self._desk.add_job(row, [Trial(spec) for spec in specs])
-        return job_id
+        return await self._desk.add_job(row, [Trial(spec) for spec in specs], request_key)
 
     async def _plan(self, job: Job, only_connected: bool) -> Plan:
         """Its trials on the hosts that match; those of the fleet file too that do not answer now, unless `only_connected`."""
@@ -163,7 +179,9 @@ class Fleet:
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """All jobs, the newest first."""
-        return await self._stored.jobs()
+        on_board = self._desk.board.jobs
+        jobs = await self._stored.jobs()
+        return tuple(replace(job, trouble=on_board[job.job_id].trouble) if job.job_id in on_board else job for job in jobs)
 
     async def job(self, job_id: str) -> JobDetail:
         """One job by its id or a unique start of it."""

@@ -22,10 +22,10 @@ def following(addresses: Sequence[str], inventory: Inventory | None, trust: Path
         return Following(everybody)
     file = Path(inventory.file)
     if (trust / "ca.crt").exists():
-        return Following(everybody, Ways(directly, Authority.open(trust).agent_files), file)
+        return Following(everybody, Ways(directly, Authority.open(trust).agent_files), file, give_up_after_s=inventory.give_up_after_s)
     far = [host.name for host in inventory.hosts if host.through_ssh or not is_local(direct_address(host))]
     if far:
         more = f" and {len(far) - 1} more are" if len(far) > 1 else " is"
         told = f"{inventory.file}: {far[0]}{more} reached by TLS, and {trust} holds no authority"
         raise ConfigError(told, "`fleetctl init` makes it; --trust DIR names another folder")
-    return Following(everybody, Ways(directly, without_tls), file)
+    return Following(everybody, Ways(directly, without_tls), file, give_up_after_s=inventory.give_up_after_s)

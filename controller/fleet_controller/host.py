@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fleet_controller.aftermath import Aftermath
 from fleet_controller.agents import AgentClient, AgentInfo
 from fleet_controller.board import closed, wait_for
 from fleet_controller.core.gang import meeting_host, place_of, placed
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.core.known import NOT_KNOWN, differences, gpus_of, labels_of
 from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.terms import clock_remark, not_understood
 from fleet_controller.desk import Desk
 from fleet_controller.files import Files
 from fleet_controller.peers import LOCAL, Peer, Ways, direct_address
 from fleet_controller.report.values import HostStatus
 from fleet_protos import events as ev
-from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable
+from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable, Superseded
 from fleet_protos.identity import agent_name
 from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
 
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 _ACKNOWLEDGE_PAUSE_S = 0.2
+_LOOK_PAUSE_S = 3.0
 _AGAIN_S = 2.0  # until an order that the host could not take is given again
 
 
@@ -43,8 +46,12 @@ class HostLine:
             names.setdefault(peer.known.name, self)
         self.trouble = ""
         self.connected = False
+        self.is_understood = True  # its agent speaks a contract near enough to ours
+        self._left_at_s = time.monotonic()  # when it was last there; see `away_s`
         self.leaving = False  # it was taken out of the fleet file
         self.files = Files(self.agent, desk, artifacts)
+        self._aftermath = Aftermath(self.agent, desk, self.files)
+        self.agent.lease = desk.store.lease
         self._info = AgentInfo()
         self._desk = desk
         self._orders = asyncio.Event()
@@ -53,6 +60,8 @@ class HostLine:
         self._now = asyncio.Event()
         self._told_to_end: set[tuple[str, int]] = set()  # over this connection: asking once is enough
         self._told_labels: tuple[str, ...] = ()
+        self._told_clock = False
+        self._last_trouble = ""  # kept while connected, so that what comes again at once is told once
 
     @property
     def host(self) -> str:
@@ -99,16 +108,27 @@ class HostLine:
         return HostStatus(
             host=self.host or self.agent.address,
             address=direct_address(known) if self.known else self.agent.address,
-            state="connected" if self.connected else "unreachable",
+            state="connected" if self.connected else "unreachable" if self.is_understood else "incompatible",
             gpus=self._gpus_told(EngineKind.SGLANG),
             simulated_gpus=self._gpus_told(EngineKind.SIMULATED),
             version=info.version,
             labels=dict(self.labels),
-            message=self.trouble or ("" if self.was_tried else "no answer yet"),
+            message=self._remarks if self.connected else self.trouble or "no answer yet",
+            clock_ahead_s=self.agent.clock.ahead_ns / 1e9,
             certificate_expires_unix_s=info.certificate_expires_unix_s,
             load_only=self.load_only,
             cost_per_hour=known.cost_per_hour,
         )
+
+    @property
+    def _remarks(self) -> str:
+        """What is to be known of a host that is connected."""
+        waits = f"takes no new trials: {self._info.takes_no_trials}" if self._info.takes_no_trials else ""
+        return "; ".join(filter(None, (waits, self.files.trouble, clock_remark(self.agent.clock.ahead_ns / 1e9))))
+
+    def away_s(self, now_s: float) -> float:
+        """Monotonic seconds for which it has been away, or since this controller began to look for it; 0 while it is there."""
+        return 0.0 if self.connected else now_s - self._left_at_s
 
     def _gpus_told(self, kind: EngineKind) -> int:
         room = self.room_for(kind)
@@ -117,7 +137,7 @@ class HostLine:
     async def work(self) -> None:
         """Follow the agent, give it its orders and fetch its files, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._follow(), self._give_orders(), self._acknowledge(), self.files.fetch()):
+            for work in (self._follow(), self._give_orders(), self._acknowledge(), self._look(), self.files.fetch()):
                 tasks.create_task(work)
 
     # Following
@@ -126,19 +146,40 @@ class HostLine:
         """Connect and follow; a broken line is connected again with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         while True:
+            stored = self._stored
             try:
                 await self._connect()
-                pause_s = _FIRST_PAUSE_S
                 await self._follow_events()
             except FleetError as error:
-                if self.connected or error.message != self.trouble:
+                if error.message != self.trouble and not (self.connected and self._last_trouble == error.message):
                     log.warning("%s: %s", self.host or self.agent.address, error.message)
-                self.trouble = error.message
-            self.connected = False
+                self.trouble = self._last_trouble = error.message
+            self._last_trouble = "" if self._stored > stored else self._last_trouble
+            if self.connected:
+                self.connected, self._left_at_s = False, time.monotonic()
             self._desk.board.tell()
+            if self._stored > stored:  # a line that brought something; one that breaks again at once is not tried ever faster
+                pause_s = _FIRST_PAUSE_S
             await wait_for(self._now, pause_s)
             pause_s = _FIRST_PAUSE_S if self._now.is_set() else min(pause_s * 2, _LAST_PAUSE_S)
             self._now.clear()
+
+    async def _look(self) -> None:
+        """Every few seconds while it is connected: its room, its clock, and what it keeps for us."""
+        while True:
+            await asyncio.sleep(_LOOK_PAUSE_S)
+            if not self.connected:
+                continue
+            try:
+                info = await self.agent.describe()
+                if info.agent_id == self._info.agent_id:
+                    before, self._info = self._info.takes_no_trials, info
+                    if info.takes_no_trials != before:
+                        log.info("%s: %s", self.host, info.takes_no_trials or "takes trials again")
+                        self._desk.board.tell()
+                    await self._aftermath.release(info, self._stored)
+            except FleetError as error:  # the line is looked after where events are followed
+                log.debug("%s: %s", self.host, error.message)
 
     async def change(self, known: FleetHost) -> None:
         """The fleet file says otherwise of this host now; it is connected anew when that is about the way there."""
@@ -157,6 +198,7 @@ class HostLine:
             host = self.known
             await self.agent.move(await self._ways.reach(host), self._ways.proofs(host.name), agent_name(host.name))
         info = await self.agent.describe()
+        self._understand(info)
         self._compare(info)
         other = self._names.setdefault(info.host, self)
         if other is not self:
@@ -165,12 +207,24 @@ class HostLine:
         self._info = info
         self._told_to_end.clear()
         await self._close_what_is_lost()
+        await self._aftermath.end_what_is_over(info)
         self.files.replace(await self._desk.wanted_artifacts(info.agent_id))
         self._stored = await self._desk.last_sequence(info.agent_id)
         self.connected, self.trouble = True, ""
         self._news.set()
         self._orders.set()
         self._desk.board.tell()
+
+    def _understand(self, info: AgentInfo) -> None:
+        """Raises Conflict for an agent that is too old or too new."""
+        message, hint = not_understood(info.host, info.version, info.protocol)
+        self.is_understood = not message
+        if message:
+            raise Conflict(f"{message}: {hint}", hint)
+        remark = clock_remark(self.agent.clock.ahead_ns / 1e9)
+        if remark and not self._told_clock:
+            log.warning("%s: %s", info.host, remark)
+        self._told_clock = bool(remark)
 
     def _compare(self, info: AgentInfo) -> None:
         """What the agent says of itself with what the fleet file says. Raises Conflict for another host's agent."""
@@ -194,7 +248,9 @@ class HostLine:
     async def _follow_events(self) -> None:
         agent_id = self._info.agent_id
         async for event in self.agent.events(agent_id, self._stored):
-            trial = await self._desk.record(agent_id, self.host, event)
+            if event.body is None:
+                log.info("%s: event %d is of a kind that this version does not know: its place is kept", self.host, event.sequence)
+            trial = await self._desk.record(agent_id, self.host, event, self.agent.clock)
             if trial is not None:
                 self._take(event, trial)
             self._stored = event.sequence
@@ -255,6 +311,8 @@ class HostLine:
             return
         try:
             await self.agent.start(spec)
+        except Superseded as error:
+            await self._desk.save(spec.trial_id, closed(attempt, ErrorKind.CONFLICT, "superseded", error.message, time.time_ns()))
         except (HostUnreachable, Conflict):
             raise
         except FleetError as error:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from fleet_controller.peers import Following
@@ -27,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--agent", action="append", default=[], metavar="ADDRESS", help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it")
     text = "hosts to follow (default without --agent: $BENCHFLEET_FLEET, else ./fleet.yaml); read again when it changes, and at SIGHUP"
     parse.add_argument("--fleet", default=None, metavar="FILE", help=text)
+    text = "how long a host may be away before what waits for it is closed (default: what the fleet file says, else 3600)"
+    parse.add_argument("--give-up-after", type=float, default=None, metavar="SECONDS", help=text)
     parse.add_argument("--listen", default="", help="unix:PATH or ADDRESS:PORT for fleetctl (default: a socket in the state folder)")
     parse.add_argument("--trust", default="", metavar="DIR", help="certificates (default: $BENCHFLEET_TRUST, else trust beside the state)")
     parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
@@ -53,6 +56,8 @@ async def _serve(options: argparse.Namespace) -> None:
     from fleet_controller.working import doors, working
 
     follow = _following(options)
+    if options.give_up_after is not None:
+        follow = replace(follow, give_up_after_s=options.give_up_after)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

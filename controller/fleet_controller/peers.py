@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet_controller.core.giving_up import GIVE_UP_AFTER_S
 from fleet_controller.core.health import PROBE_FIRST_S
 from fleet_controller.core.inventory import FleetHost, Inventory
 from fleet_protos.errors import HostUnreachable
@@ -61,10 +62,12 @@ LOCAL = Ways(directly, without_tls)
 class Following:
     """Whom a controller follows, and how it gets there. `file`: the fleet file that names hosts, read again when it changes.
 
-    `probe_first_s`: from setting a host aside for its failures to the first look at it.
+    `probe_first_s`: from setting a host aside for its failures to the first look at it. `give_up_after_s`: how long one may be away before
+    what waits for it is closed.
     """
 
     peers: tuple[Peer, ...] = ()
     ways: Ways = LOCAL
     file: Path | None = None
     probe_first_s: float = PROBE_FIRST_S
+    give_up_after_s: float = GIVE_UP_AFTER_S

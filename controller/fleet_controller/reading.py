@@ -23,7 +23,7 @@ class StoredJobs:
         self._store = store
         self._artifacts = artifacts
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
         """Needs a controller. Raises HostUnreachable."""
         raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
 

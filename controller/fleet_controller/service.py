@@ -46,7 +46,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobResponse:
         """Take a job file's text."""
         try:
-            job_id = await self._controller.submit(request.yaml, request.file_name, request.only_connected)
+            job_id = await self._controller.submit(request.yaml, request.file_name, request.only_connected, request.request_key)
             job = await self._controller.job(job_id)
         except FleetError as error:
             await _refuse(context, error)

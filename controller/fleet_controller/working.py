@@ -82,11 +82,12 @@ async def working(
     with held(folder / "controller.lock"), claimed(store):
         database = Store.open(store)
         series = RunSeries()
-        if doors.metrics is not None:
-            series.serve(doors.metrics[1], doors.metrics[0])
-        fleet = Fleet(database, folder, follow, series, first_contact_s)
         stopping = asyncio.Event()
         try:
+            database.take_over()
+            if doors.metrics is not None:
+                series.serve(doors.metrics[1], doors.metrics[0])
+            fleet = Fleet(database, folder, follow, series, first_contact_s)
             await fleet.load()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(fleet.run(stopping))

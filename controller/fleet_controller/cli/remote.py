@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TypeVar
 
@@ -17,6 +19,7 @@ from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 
 _TIMEOUT_S = 30.0
+_SUBMIT_AGAIN_S = (0.3, 1.0)
 _CHECK_S = 300.0  # of many hosts, each within its own limit
 _LARGEST_MESSAGE_BYTES = 256 << 20
 _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
@@ -50,11 +53,16 @@ class RemoteController:
     async def __aexit__(self, *_: object) -> None:
         await self._line.close()
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
-        """See `Controller`."""
-        request = pb.SubmitJobRequest(yaml=yaml, file_name=file_name, only_connected=only_connected)
-        answer = await self._asked(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))
-        return answer.job_id
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
+        """See `Controller`. A line that breaks before the answer is tried again, which makes no second job."""
+        key = request_key or uuid.uuid4().hex
+        request = pb.SubmitJobRequest(yaml=yaml, file_name=file_name, only_connected=only_connected, request_key=key)
+        for pause_s in _SUBMIT_AGAIN_S:
+            try:
+                return (await self._asked(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
+            except HostUnreachable:
+                await asyncio.sleep(pause_s)
+        return (await self._asked(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """See `Controller`."""

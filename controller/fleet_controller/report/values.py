@@ -138,8 +138,11 @@ class TrialDetail:
 class Controller(Protocol):
     """What `fleetctl` asks of a controller, in this process or behind a socket. Raises FleetError kinds only."""
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False) -> str:
-        """Take a job; the result is its id. `only_connected`: no trial waits for a host that does not answer. Raises ConfigError."""
+    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
+        """Take a job; the result is its id. `only_connected`: no trial waits for a host that does not answer. Raises ConfigError.
+
+        `request_key`: the same one again is the same job, so that a submit whose answer was lost can be repeated; empty: always a new one.
+        """
         ...
 
     async def jobs(self) -> tuple[JobSummary, ...]:

@@ -1,0 +1,57 @@
+"""Owns what is left to do at a host for attempts that are over: ends what no longer counts, lets files go that are here. Starts nothing.
+
+Both go by what the host says of itself now, so that nothing depends on a call that was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from fleet_controller.agents import AgentClient, AgentInfo
+from fleet_controller.core.state import Attempt
+from fleet_controller.desk import Desk
+from fleet_controller.files import Files
+
+log = logging.getLogger(__name__)
+
+
+class Aftermath:
+    """Of one host. All calls raise HostUnreachable and Conflict."""
+
+    def __init__(self, agent: AgentClient, desk: Desk, files: Files) -> None:
+        self._agent = agent
+        self._desk = desk
+        self._files = files
+        self._foreign: set[str] = set()  # of another store: they are not ours to let go
+
+    async def end_what_is_over(self, info: AgentInfo) -> None:
+        """Cancel there what is over here: it was given up while the host was away."""
+        for name in info.active_trials:
+            attempt = await self._attempt(name)
+            if attempt is not None and attempt.is_over:
+                log.info("%s: %s still runs and is over here (%s): it is ended", info.host, name, attempt.failure_class or "over")
+                await self._agent.cancel(*_key(name), "the controller had given this attempt up")
+
+    async def release(self, info: AgentInfo, stored: int) -> None:
+        """Let go of the files of attempts that are over, once all that was told of them is stored up to `stored`, and fetched."""
+        if stored < info.last_sequence:
+            return
+        for name in info.kept_attempts:
+            if name in self._foreign or self._files.owes(name):
+                continue
+            attempt = await self._attempt(name)
+            if attempt is None:
+                self._foreign.add(name)
+            elif attempt.is_over:
+                await self._agent.release(*_key(name))
+        self._foreign.intersection_update(info.kept_attempts)
+
+    async def _attempt(self, name: str) -> Attempt | None:
+        return await self._desk.ask(partial(self._desk.store.attempt, *_key(name)))
+
+
+def _key(name: str) -> tuple[str, int]:
+    """Trial id and attempt of TRIAL/ATTEMPT."""
+    trial_id, _, attempt = name.rpartition("/")
+    return trial_id, int(attempt) if attempt.isdecimal() else 0

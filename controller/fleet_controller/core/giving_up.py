@@ -1,0 +1,62 @@
+"""Owns which trials are no longer waited for, since a host of theirs has been away for too long; closes none itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet_controller.core.state import GIVEN_UP, Attempt, Trial
+from fleet_protos.errors import ErrorKind
+from fleet_protos.trial import Outcome, Phase
+
+GIVE_UP_AFTER_S = 3600.0
+UNPLACED = ""  # in place of the host of a trial that any host may take: those that match are all away
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The attempt of a trial or node that ends so: one that was begun on a host which is away, or the next one, which never begins."""
+
+    trial_id: str
+    attempt: Attempt
+
+
+def given_up(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUp]:
+    """What to close of these trials. `away_s`: seconds for which each host that does not answer has been away, and UNPLACED.
+
+    Of a server over several hosts only the nodes on hosts that are away: the others are ended there, and tell their own end.
+    """
+    gone = {host: seconds for host, seconds in away_s.items() if seconds > limit_s}
+    for trial in trials if gone else ():
+        borrowed = trial.spec.load.hosts if not trial.is_active else ()
+        missing = [host for host in (*trial.hosts, *borrowed) if host in gone]
+        if not missing:
+            continue
+        if not trial.is_active and trial.may_start:
+            told = _closed(Attempt(len(trial.attempts) + 1), missing[0], gone[missing[0]], limit_s, now_unix_ns)
+            yield GivenUp(trial.spec.trial_id, told)
+        for node in (trial.nodes or (trial,)) if trial.is_active else ():
+            newest, host = node.newest, node.spec.host
+            if newest is not None and not newest.is_over and host in gone:
+                yield GivenUp(node.spec.trial_id, _closed(newest, host, gone[host], limit_s, now_unix_ns))
+
+
+def _closed(attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int) -> Attempt:
+    who = f"host {host} has" if host else "every host that the job may go to has"
+    message = f"{who} been away for {_span(away_s)}; it is waited for {_span(limit_s)}"
+    return Attempt(
+        attempt.number,
+        attempt.agent_id,
+        Phase.OVER,
+        Outcome.FAILED,
+        ErrorKind.HOST_UNREACHABLE,
+        GIVEN_UP,
+        message,
+        attempt.runs,
+        attempt.started_unix_ns,
+        now_unix_ns,
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
