@@ -1,0 +1,31 @@
+"""Owns what a plan costs by the fleet file: hosts by the hour, for as long as trials hold them. A guess, as the time is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet_controller.core.estimate import busy_seconds
+from fleet_controller.core.inventory import Inventory
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """`amount` in `currency` for the hosts whose cost is told; `untold`: those of the plan whose is not."""
+
+    amount: float
+    currency: str
+    by_host: Mapping[str, float] = field(default_factory=dict)
+    untold: tuple[str, ...] = ()
+
+
+def cost(plan: Plan, job: Job, fleet: Inventory) -> Cost | None:
+    """What the plan costs; None when the fleet file tells no cost of any of its hosts."""
+    seconds = busy_seconds(plan, job)
+    told = {name: host.cost_per_hour for name in seconds if (host := fleet.host(name)) is not None and host.cost_per_hour > 0}
+    if not told:
+        return None
+    by_host = {name: seconds[name] / 3600 * told[name] for name in told}
+    return Cost(sum(by_host.values()), fleet.currency, by_host, tuple(sorted(set(seconds) - set(told))))
