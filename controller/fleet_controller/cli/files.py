@@ -58,9 +58,9 @@ def _check_init(arguments: argparse.Namespace) -> None:
 
 
 def _schema(arguments: argparse.Namespace, console: Console) -> int:
-    from fleet_controller.spec.schema import job_schema
+    from fleet_controller.spec.schema import fleet_schema, job_schema
 
-    console.json(job_schema())
+    console.json(fleet_schema() if arguments.kind == "fleet" else job_schema())
     return ExitCode.DONE
 
 

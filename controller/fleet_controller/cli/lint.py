@@ -1,13 +1,14 @@
-"""Owns `fleetctl lint`: check a job file, or a pasted launch by the job that it would make, and print what was found."""
+"""Owns `fleetctl lint`: check a job or fleet file, or a pasted launch by the job that it would make, and print what was found."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.input import read_bytes
-from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors
+from fleet_controller.spec.findings import ERROR, Finding, FleetRejected, JobRejected, has_errors
 from fleet_protos.errors import ExitCode
 
 
@@ -29,11 +30,31 @@ def _findings(name: str) -> Sequence[Finding]:
 
     content = read_bytes(name)
     text = content.decode("utf-8", errors="replace")
+    if is_fleet(text):
+        return _fleet_findings(content, name)
     if is_pasted(text):
         return read_pasted(text, name).findings
     try:
         return load_job(content, name).findings
     except JobRejected as rejected:
+        return rejected.findings
+
+
+def is_fleet(text: str) -> bool:
+    """True for a file that says it is a fleet, or says nothing and has hosts where a job has its engine."""
+    kind = re.search(r"^[\"']?kind[\"']?\s*:\s*[\"']?(\w*)", text, re.MULTILINE)
+    if kind and kind[1]:
+        return kind[1].lower() == "fleet"
+    keys = set(re.findall(r"^(\w+)\s*:", text, re.MULTILINE))
+    return bool(keys & {"hosts", "groups", "defaults"}) and not keys & {"engine", "model", "workloads"}
+
+
+def _fleet_findings(content: bytes, name: str) -> Sequence[Finding]:
+    from fleet_controller.spec.fleet import check_fleet
+
+    try:
+        return check_fleet(content, name).findings
+    except FleetRejected as rejected:
         return rejected.findings
 
 

@@ -4,38 +4,71 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fleet_controller.cli.console import Console
+from fleet_controller.cli.fleet_file import read_fleet
 from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.places import host_name
 from fleet_controller.cli.prune import load_for
 from fleet_controller.core.arms import Twin, twins
+from fleet_controller.core.choosing import Candidate, choice_findings, choose
+from fleet_controller.core.cost import Cost, cost
 from fleet_controller.core.estimate import estimate, gpu_hours
+from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import Plan, Variant, gangs_of, make_plan
 from fleet_controller.report.comparison import duration_text
 from fleet_controller.report.screen import table_text
 from fleet_controller.report.table import Table
 from fleet_controller.spec.findings import in_order
+from fleet_controller.spec.fleet_place import fleet_path
 from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
     loaded, left_out = load_for(arguments, console)
-    hosts = loaded.job.hosts.names or _stand_ins(loaded.job)
-    plan = make_plan(loaded.job, hosts)
+    fleet = _fleet(arguments, console)
+    plan = plan_on(loaded.job, fleet) if fleet else make_plan(loaded.job, loaded.job.hosts.names or _stand_ins(loaded.job))
     seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
+    price = cost(plan, loaded.job, fleet) if fleet else None
     if arguments.json:
         arms = {"prunable": [twin.to_json() for twin in twins(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
-        console.json({"version": 1, **plan.to_json(), **arms, "estimate": {"minutes": seconds / 60, "gpu_hours": hours}})
+        paid = {"cost": price.amount if price else None, "currency": price.currency if price else None}
+        console.json({"version": 1, **plan.to_json(), **arms, "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **paid}})
     else:
         _print(plan, loaded.job, console)
         console.lines(_prunable(twins(loaded.job, plan.variants)))
-        console.lines([f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours (a guess, within a factor of two or three)"])
+        paid_text = f", {cost_text(price)}" if price else ""
+        told = f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text} (a guess, within a factor of two or three)"
+        console.lines([told])
     findings = in_order((*loaded.findings, *plan.findings))
     console.tell(*finding_lines(findings, console))
     return ExitCode.USER_MUST_EDIT if plan.is_refused else ExitCode.DONE
+
+
+def _fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
+    """The fleet file's hosts, where there is one: then the plan is for them."""
+    path = fleet_path(arguments.fleet)
+    if path is None:
+        return None
+    console.tell(f"hosts of {path}")
+    return read_fleet(path)
+
+
+def plan_on(job: Job, fleet: Inventory) -> Plan:
+    """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of its own word that none matches."""
+    known = [Candidate(host.name, host.labels, in_file=True, load_only=host.load_only) for host in fleet.hosts]
+    plan, found = make_plan(job, choose(job, known)), tuple(choice_findings(job, known))
+    return replace(plan, trials=(), findings=(*found, *(own for own in plan.findings if own.code != "no_hosts"))) if found else plan
+
+
+def cost_text(price: Cost) -> str:
+    """`about 98 USD`, and of how many hosts that leaves out the cost."""
+    untold = price.untold[0] if len(price.untold) == 1 else f"{len(price.untold)} hosts"
+    left_out = f" without {untold}, whose cost is not told" if price.untold else ""
+    return f"about {price.amount:.3g} {price.currency}{left_out}"
 
 
 def _stand_ins(job: Job) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet_controller.analysis.compare import EXTERNAL, Comparison
@@ -14,12 +16,15 @@ from fleet_controller.cli.display import Display, progress_display
 from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.prune import load_for
 from fleet_controller.cli.results import Asked, compare_job
+from fleet_controller.core.job import Job
 from fleet_controller.report.progress import Progress, advance, ending_text, finished_since
-from fleet_controller.report.values import Controller, JobDetail, JobSummary, TrialStatus
+from fleet_controller.report.values import Controller, HostStatus, JobDetail, JobSummary, TrialStatus
+from fleet_controller.spec.fleet_place import fleet_path
 from fleet_protos.errors import ErrorKind, ExitCode
 from fleet_protos.events import RunFinished
 from fleet_protos.trial import Outcome, RunResult
 
+_MOST_TOLD = 10
 _BEFORE_A_LAUNCH = (ErrorKind.CONFIG, ErrorKind.CONFLICT)  # most often: what a preflight refuses has no log
 
 
@@ -32,7 +37,8 @@ async def _submit(arguments: argparse.Namespace, console: Console) -> int:
     loaded, _ = load_for(arguments, console)  # all findings at once and at home, before the controller is asked
     console.tell(*finding_lines(loaded.findings, console))
     async with connected(arguments) as controller:
-        job_id = await controller.submit(loaded.text, loaded.file_name)
+        job_id = await controller.submit(loaded.text, loaded.file_name, arguments.only_connected)
+        console.tell(*waiting_lines(await controller.hosts(), await controller.job(job_id)), *_price_lines(loaded.job, arguments))
         if arguments.watch:
             console.tell(f"job {job_id}")
             return await watch_to_verdict(controller, job_id, arguments.json, console)
@@ -42,6 +48,33 @@ async def _submit(arguments: argparse.Namespace, console: Console) -> int:
     else:
         console.lines([f"job {job_id}: {trials} trials; fleetctl watch {job_id} follows it"])
     return ExitCode.DONE
+
+
+def waiting_lines(hosts: Sequence[HostStatus], detail: JobDetail) -> list[str]:
+    """Hosts of the job that do not answer now: their trials wait for them."""
+    counts = Counter(host for trial in detail.trials for host in {trial.host, *trial.nodes})
+    silent = [host for host in hosts if host.state != "connected" and counts[host.host]]
+    if not silent:
+        return []
+    count = sum(counts[host.host] for host in silent)
+    lines = [f"{len(silent)} of {len([host for host in counts if host])} hosts do not answer now; {count} trials wait for them:"]
+    lines += [f"  {host.host}: {host.message}" for host in silent[:_MOST_TOLD]]
+    lines += [f"  and {len(silent) - _MOST_TOLD} more"] if len(silent) > _MOST_TOLD else []
+    return [*lines, "  --only-connected leaves such hosts out"]
+
+
+def _price_lines(job: Job, arguments: argparse.Namespace) -> list[str]:
+    """What it costs by the fleet file that is here, which the controller's may differ from."""
+    from fleet_controller.cli.fleet_file import read_fleet
+    from fleet_controller.cli.plan import cost_text, plan_on
+    from fleet_controller.core.cost import cost
+
+    path = fleet_path(arguments.fleet)
+    if path is None:
+        return []
+    fleet = read_fleet(path)
+    price = cost(plan_on(job, fleet), job, fleet)
+    return [f"estimated cost by {path}: {cost_text(price)}"] if price else []
 
 
 async def _watch(arguments: argparse.Namespace, console: Console) -> int:

@@ -23,6 +23,15 @@ def estimate(plan: Plan, job: Job) -> float:
     return max(busy_s.values(), default=0.0)
 
 
+def busy_seconds(plan: Plan, job: Job) -> dict[str, float]:
+    """Wall seconds for which the plan holds each of its hosts, every host of a server among them, by the same guess."""
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    for trial in plan.trials:
+        for host in (trial.host, *trial.members):
+            busy_s[host] += trial_seconds(trial, job) + _witness_s(plan, job, trial)
+    return dict(busy_s)
+
+
 def gpu_hours(plan: Plan, job: Job) -> float:
     """GPU hours that the plan takes by the same guess; 0 for simulated GPUs, which nobody pays."""
     if job.engine.kind == EngineKind.SIMULATED:

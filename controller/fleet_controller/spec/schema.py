@@ -1,16 +1,28 @@
-"""Owns the JSON Schema of the job file, made from the models, for editors; checks nothing itself."""
+"""Owns the JSON Schemas of job and fleet file, made from the models, for editors; checks nothing itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
+from fleet_controller.spec.fleet_models import FleetFile
 from fleet_controller.spec.models import JobFile
 
 
 def job_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job file. It accepts all that `load_job` accepts; rules that span keys are `lint`'s."""
-    schema: dict[str, Any] = _untitled(JobFile.model_json_schema(mode="validation"))
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "benchfleet job"} | schema
+    return _schema(JobFile, "benchfleet job")
+
+
+def fleet_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a fleet file. It accepts all that `load_fleet` accepts; rules that span keys are `lint`'s."""
+    return _schema(FleetFile, "benchfleet fleet")
+
+
+def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+    schema: dict[str, Any] = _untitled(model.model_json_schema(mode="validation"))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
 
 
 def _untitled(part: Any) -> Any:
