@@ -15,6 +15,7 @@ import grpc
 from grpc import aio
 
 from fleet_controller.core.state import NO_SKEW, Clock
+from fleet_controller.hearing import Hearing
 from fleet_controller.report.values import HostFinding
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound, Superseded
@@ -27,6 +28,7 @@ from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
 
 _CALL_S = 15.0
+_LOAD_CALL_S = 5.0  # to a host that may have been cut a moment ago, while another one waits
 _CHUNK_S = 60.0
 _CHECK_S = 30.0  # its slowest parts have shorter limits
 _OPTIONS = [
@@ -75,6 +77,23 @@ class AgentInfo:
     allowed_images: tuple[str, ...] = ()
     load_only: bool = False
     kept_attempts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPart:
+    """A host's part in the load of an attempt, field for field as `JoinLoadRequest`. Its secrets are shown nowhere."""
+
+    trial_id: str
+    attempt: int
+    host: str
+    address: str
+    lead_address: str = ""
+    cores: int = 0
+    hold_limit_s: float = 0.0
+    token: str = field(default="", repr=False)
+    authority: bytes = field(default=b"", repr=False)
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
 
 
 class AgentClient:
@@ -128,12 +147,24 @@ class AgentClient:
         request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason, lease=self._told_lease)
         return (await self._asked(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
+    async def join_load(self, part: LoadPart) -> str:
+        """Have it take part in an attempt's load; HOST:PORT of where the lead gathers. Raises Superseded, ConfigError, Conflict."""
+        request = to_proto(part, pb.JoinLoadRequest(lease=self._told_lease))
+        return (await self._asked(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
+
+    async def leave_load(self, trial_id: str, attempt: int) -> bool:
+        """End that part; False when it had it not."""
+        request = pb.LeaveLoadRequest(trial_id=trial_id, attempt=attempt, lease=self._told_lease)
+        return (await self._asked(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
+
     async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
         """Events from there on, for ever. Raises Conflict when another agent answers at the address."""
         request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence, lease=self._told_lease)
+        hearing = Hearing(self.address)
         try:
             async for answer in self._stub.WatchEvents(request):
-                yield from_proto(Event, answer.event)
+                if (event := hearing.take(answer.event)) is not None:
+                    yield event
         except (aio.AioRpcError, asyncio.CancelledError) as error:
             raise self._translated(error) from error
 

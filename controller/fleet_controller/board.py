@@ -217,6 +217,10 @@ class Board:
                 found.setdefault(host, []).append(trial)
         return found
 
+    def borrowed(self) -> set[str]:
+        """Hosts that send the load of an active trial."""
+        return {host for trial_id, job in self._active.items() for host in job.trials[trial_id].spec.load.hosts}
+
     def active_on(self, host: str) -> list[tuple[JobOnBoard, Trial]]:
         """Attempts begun on that host and not over, each node of a gang for itself."""
         active = ((job, job.trials[trial_id]) for trial_id, job in self._active.items())

@@ -68,10 +68,10 @@ class Care:
 
     def hosts(self) -> list[Host]:
         """Every host at this moment."""
-        running = self._desk.board.running()
-        return [self._host(line, running.get(line.host, ())) for line in self._lines() if line.host]
+        running, borrowed = self._desk.board.running(), self._desk.board.borrowed()
+        return [self._host(line, running.get(line.host, ()), line.host in borrowed) for line in self._lines() if line.host]
 
-    def _host(self, line: HostLine, running: Sequence[Trial]) -> Host:
+    def _host(self, line: HostLine, running: Sequence[Trial], is_borrowed: bool) -> Host:
         kinds = (EngineKind.SGLANG, EngineKind.SIMULATED)
         gpus = {kind: line.room_for(kind) for kind in kinds}
         used = {kind: sum(trial.spec.engine.gpus for trial in running if trial.spec.engine.kind is kind) for kind in kinds}
@@ -79,10 +79,12 @@ class Care:
             line.host,
             line.labels,
             self._closed_for(line),
-            len(running),
-            all(trial.spec.shared for trial in running),
+            len(running) + is_borrowed,
+            not is_borrowed and all(trial.spec.shared for trial in running),
             gpus,
             {kind: max(0, gpus[kind] - used[kind]) for kind in kinds},
+            lends=not running and not is_borrowed,
+            lends_not_for=self.record(line.host).closed_for or ("" if line.connected else "away") or line.leaving_word,
         )
 
     def _closed_for(self, line: HostLine) -> str:

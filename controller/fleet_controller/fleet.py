@@ -20,6 +20,7 @@ from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
+from fleet_controller.core.lending import lenders, lending_findings, load_plan
 from fleet_controller.core.plan import Plan, make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
@@ -172,7 +173,11 @@ class Fleet:
         findings = list(choice_findings(job, known, only_connected)) if any(host.in_file for host in known) else []
         if has_errors(findings):
             raise JobRejected(findings)
-        plan = make_plan(job, choose(job, known, only_connected))
+        hosts = choose(job, known, only_connected)
+        findings = list(lending_findings(job, known, hosts))
+        if has_errors(findings):
+            raise JobRejected(findings)
+        plan = make_plan(job, hosts, load_plan(job, lenders(job, known, hosts)))
         if plan.is_refused:
             raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
         return plan

@@ -19,10 +19,11 @@ from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.core.terms import clock_remark, not_understood
 from fleet_controller.desk import Desk
 from fleet_controller.files import Files
+from fleet_controller.gathering import Gathering
 from fleet_controller.peers import LOCAL, Peer, Ways, direct_address
 from fleet_controller.report.values import HostStatus
 from fleet_protos import events as ev
-from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable, Superseded
+from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable, LoadFailed, Superseded
 from fleet_protos.identity import agent_name
 from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
 
@@ -55,6 +56,7 @@ class HostLine:
         self._info = AgentInfo()
         self._desk = desk
         self._orders = asyncio.Event()
+        self._gathering = Gathering(names)  # for trials that are led from here
         self._stored = 0
         self._news = asyncio.Event()
         self._now = asyncio.Event()
@@ -86,9 +88,14 @@ class HostLine:
     @property
     def takes_no_trials(self) -> str:
         """Why it takes none though it answers; empty when it does."""
-        if self.leaving:
-            return "it was taken out of the fleet file"
+        if self.leaving_word:
+            return self.leaving_word
         return "it serves load only" if self.load_only else self._info.takes_no_trials
+
+    @property
+    def leaving_word(self) -> str:
+        """Why nothing new begins there; empty while it is in the fleet."""
+        return "it was taken out of the fleet file" if self.leaving else ""
 
     @property
     def load_only(self) -> bool:
@@ -263,6 +270,8 @@ class HostLine:
                 self.files.owe([event.body.run.artifact])
         if isinstance(event.body, ev.EvidenceCollected):
             self.files.owe(event.body.artifacts)
+        if isinstance(event.body, ev.TrialOver) and self._gathering.gathered():
+            self._orders.set()
 
     async def _acknowledge(self) -> None:
         """Tell the agent how far its events are stored: once for all that came since it was last told, and not urgently."""
@@ -289,6 +298,7 @@ class HostLine:
             self._orders.clear()
             if not self.connected:
                 continue  # connecting gives them again
+            await self._send_home()
             for job, trial in self._desk.board.active_on(self.host):
                 attempt = trial.newest
                 try:
@@ -302,6 +312,13 @@ class HostLine:
                     log.info("%s: %s", trial.spec.trial_id, error.message)
                     asyncio.get_running_loop().call_later(_AGAIN_S, self._orders.set)
 
+    async def _send_home(self) -> None:
+        """The load hosts of attempts that are over."""
+        active = {(trial.spec.trial_id, trial.newest.number) for _, trial in self._desk.board.active_on(self.host) if trial.newest}
+        for key in self._gathering.gathered():
+            if key not in active:
+                await self._gathering.leave(key)
+
     async def _start(self, spec: TrialSpec, attempt: Attempt) -> None:
         """Hand over an attempt that no event confirms yet; doing so twice is harmless."""
         room = self.room_for(spec.engine.kind)
@@ -310,7 +327,12 @@ class HostLine:
             await self._desk.save(spec.trial_id, closed(attempt, ErrorKind.CONFIG, "too_few_gpus", message, time.time_ns()))
             return
         try:
+            if spec.load.hosts:
+                await self._gathering.gather(spec)
             await self.agent.start(spec)
+        except LoadFailed as error:
+            end = closed(attempt, ErrorKind.HOST_UNREACHABLE, "load_host_away", error.message, time.time_ns())
+            await self._desk.save(spec.trial_id, end)
         except Superseded as error:
             await self._desk.save(spec.trial_id, closed(attempt, ErrorKind.CONFLICT, "superseded", error.message, time.time_ns()))
         except (HostUnreachable, Conflict):

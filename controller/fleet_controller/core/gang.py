@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fleet_controller.core.state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase, TrialSpec, Workload
+from fleet_protos.trial import LoadPlan, Outcome, Phase, TrialSpec, Workload
 
 _MARK = "_n"  # job names and hosts in a trial id have no underscore
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives out by itself, 32768 and above
@@ -45,6 +45,7 @@ def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]
             trial_id=member_id(lead.trial_id, rank),
             host=host,
             workloads=(),
+            load=LoadPlan(),
             engine=replace(lead.engine, gang=replace(gang, rank=rank)),
         )
         for rank, host in enumerate(hosts, start=1)

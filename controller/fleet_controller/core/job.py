@@ -53,6 +53,14 @@ class HostChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadChoice:
+    """Load from other hosts. `hosts` without names and labels: those that are for load only; `shards`: over all of them, 0 = one a host."""
+
+    hosts: HostChoice = field(default_factory=HostChoice)
+    shards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes of each variant.
 
@@ -71,6 +79,7 @@ class Job:
     gpus: int | None = None
     priority: int = 0
     hosts: HostChoice = field(default_factory=HostChoice)
+    load: LoadChoice | None = None
     file: str = ""
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 

@@ -16,10 +16,11 @@ from fleet_controller.core.job import Job, Level
 from fleet_controller.core.proof import wants_witness
 from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding, has_errors
 from fleet_knowledge.sglang.parallel import needed_gpus
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial import EngineKind, EngineSpec, LoadPlan, TrialSpec
 
 MOST_TRIALS = 10_000
 DEFAULT_VARIANT = "default"
+_OWN_LOAD = LoadPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Plan:
     variants: tuple[Variant, ...]
     trials: tuple[PlannedTrial, ...]
     workloads: tuple[str, ...]
+    load: LoadPlan = field(default_factory=LoadPlan)
     findings: tuple[Finding, ...] = field(default=())
 
     @property
@@ -74,6 +76,7 @@ class Plan:
             "engine": _engine_word(self.variants),
             "time_scale": self.variants[0].engine.simulation.time_scale if self.variants else 1.0,
             "hosts": list(self.hosts),
+            **({"load_hosts": list(self.load.hosts)} if self.load.hosts else {}),
             "blocks": self.blocks,
             "seed": self.seed,
             "variants": [_variant_json(variant) for variant in self.variants],
@@ -98,7 +101,7 @@ def _variant_json(variant: Variant) -> dict[str, Any]:
     }
 
 
-def make_plan(job: Job, hosts: Sequence[str]) -> Plan:
+def make_plan(job: Job, hosts: Sequence[str], load: LoadPlan = _OWN_LOAD) -> Plan:
     """Every variant once in each block, in an order drawn from the seed; the plan's findings say why it would be refused.
 
     The order of a block is that of the SHA-256 of seed, host, block and variant, so it can be redrawn in any language and does
@@ -116,6 +119,7 @@ def make_plan(job: Job, hosts: Sequence[str]) -> Plan:
         variants=variants,
         trials=tuple(_trials(job, variants, hosts)) if sound else (),
         workloads=tuple(workload.name for workload in job.workloads),
+        load=load,
         findings=tuple(findings),
     )
 
@@ -300,6 +304,7 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
         measure=job.measure,
         witness=wants_witness(job, planned.variant.engine) and not planned.members if is_movable else has_witness(job, plan, planned),
         shared=job.hosts.share and planned.variant.engine.gpus > 0,
+        load=plan.load,
     )
     if not planned.members:
         return spec

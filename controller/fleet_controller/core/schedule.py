@@ -102,6 +102,12 @@ class _Room:
         there = (host for host in self.known.values() if not host.closed_for and (not host.running or host.lets_in))
         self.open: dict[str, bool] = {host.name: not host.running for host in sorted(there, key=lambda host: host.name)}  # True: empty
         self._taken: dict[str, int] = {}
+        self._lending = {host.name for host in self.known.values() if host.lends and not host.lends_not_for}
+
+    def is_lendable(self, trial: Trial) -> bool:
+        """Each of its load hosts lends, now or when it is free again."""
+        lenders = [self.known.get(host) for host in trial.spec.load.hosts]
+        return all(lender is not None and not lender.lends_not_for for lender in lenders)
 
     def is_up(self, host: str) -> bool:
         """It takes trials, now or when it is free again."""
@@ -111,6 +117,8 @@ class _Room:
     def fits(self, host: str, trial: Trial) -> bool:
         """The trial could begin there now."""
         is_empty = self.open.get(host)
+        if not self._lending.issuperset(trial.spec.load.hosts):
+            return False
         if is_empty is None or not (is_empty or trial.spec.shared):
             return False
         if not trial.spec.shared or (is_empty and not _is_large_enough(self.known[host], trial)):  # the latter is told at its start
@@ -126,7 +134,10 @@ class _Room:
         ]  # fmt: skip
 
     def take(self, host: str, trial: Trial) -> None:
-        """The trial begins there."""
+        """The trial begins there; the hosts that send its load do nothing else."""
+        self._lending -= {host, *trial.spec.load.hosts}
+        for lender in trial.spec.load.hosts:
+            self.open.pop(lender, None)
         if trial.spec.shared:
             self.open[host] = False
             self._taken[host] = self._taken.get(host, 0) + trial.spec.engine.gpus
@@ -137,6 +148,7 @@ class _Room:
         """Nobody behind gets these: who waits for them is before all others."""
         for host in hosts:
             self.open.pop(host, None)
+            self._lending.discard(host)
 
 
 def _offers(job: Waiting, room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
@@ -157,10 +169,10 @@ def _on_host(host: str, trials: Sequence[Trial], room: _Room, now_unix_ns: int) 
     for trial in trials:
         if host not in room.open:
             return
-        if pause_left_s(trial, now_unix_ns) > 0:
+        if pause_left_s(trial, now_unix_ns) > 0 or not room.is_lendable(trial):
             continue
         if not room.fits(host, trial):
-            room.keep([host])
+            room.keep([host, *trial.spec.load.hosts])
             return
         yield _start(trial), trial
 
@@ -168,18 +180,18 @@ def _on_host(host: str, trials: Sequence[Trial], room: _Room, now_unix_ns: int) 
 def _gangs(pinned: Mapping[str, Sequence[Trial]], room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
     for trials in pinned.values():
         trial = next((trial for trial in trials if pause_left_s(trial, now_unix_ns) <= 0), None)
-        if trial is None or not all(map(room.is_up, trial.hosts)):
+        if trial is None or not all(map(room.is_up, trial.hosts)) or not room.is_lendable(trial):
             continue
         if all(room.fits(host, trial) for host in trial.hosts):
             yield _start(trial), trial
         else:
-            room.keep(trial.hosts)
+            room.keep((*trial.hosts, *trial.spec.load.hosts))
 
 
 def _block(job: Waiting, block: Block, room: _Room) -> _Offer | None:
     """The first trial of a block that no host has begun: on hosts where others of the job were, else by name."""
     largest, nodes = max(block, key=lambda trial: trial.spec.engine.gpus), len(block[0].hosts)
-    if not room.open:
+    if not room.open or not room.is_lendable(largest):
         return None
     able = room.able(job.choice, largest)
     now = [host for host in able if room.fits(host, largest)]

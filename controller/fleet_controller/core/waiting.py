@@ -50,6 +50,8 @@ class Host:
     lets_in: bool = False
     gpus: Mapping[EngineKind, int] = field(default_factory=dict)
     free_gpus: Mapping[EngineKind, int] = field(default_factory=dict)
+    lends: bool = True  # its load may be borrowed now
+    lends_not_for: str = ""  # why it could not be borrowed even when nothing ran there
 
 
 def waiting_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float) -> Waiting:
@@ -75,6 +77,7 @@ def why_waits(job: Waiting, hosts: Mapping[str, Host]) -> str:
     gangs = {host for trials in job.pinned.values() for host in trials[0].hosts[1:] if _closed(hosts.get(host))}
     told = [f"{name} ({_closed(hosts.get(name))}; {_trials(count)})" for name, count in sorted(needed.items())]
     told += [f"{name} ({_closed(hosts.get(name))})" for name in sorted(gangs - needed.keys())]
+    told += [f"load host {name} ({why})" for name in _borrowed(job) if (why := _lends_not(hosts.get(name)))]
     if job.blocks:
         told += _blocks_wait(job, hosts)
     return ", ".join(told)
@@ -89,6 +92,16 @@ def _blocks_wait(job: Waiting, hosts: Mapping[str, Host]) -> list[str]:
         return ["a host that matches the job" if nodes == 1 else f"{nodes} hosts that match the job"]
     closed = [f"{name} ({hosts[name].closed_for})" for name in matching if hosts[name].closed_for]
     return [" or ".join(closed)]
+
+
+def _borrowed(job: Waiting) -> list[str]:
+    """Every load host of what waits; one plan's trials have the same."""
+    firsts = [*(trials[0] for trials in job.pinned.values()), *(block[0] for block in job.blocks)]
+    return sorted({host for trial in firsts for host in trial.spec.load.hosts})
+
+
+def _lends_not(host: Host | None) -> str:
+    return host.lends_not_for if host is not None else "not known to this controller"
 
 
 def _closed(host: Host | None) -> str:

@@ -105,7 +105,7 @@ def decoded(text: str | bytes, file: str, rejected: type[Rejected] = JobRejected
 def _is_verbatim(path: Path) -> bool:
     """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was written."""
     match path:
-        case ("engine", "env", _) | ("factors", _, _, "env", _) | ("hosts", "labels", _):
+        case ("engine", "env", _) | ("factors", _, _, "env", _) | ("hosts", "labels", _) | ("load", "hosts", "labels", _):
             return True
         case ("engine", "cpu_binding") | ("engine", "container", "shm_size"):
             return True

@@ -243,6 +243,22 @@ class Hosts(Section):
     share: bool = Field(default=False, description="Let trials of sharing jobs run side by side on a host, each on GPUs of its own.")
 
 
+class LoadHosts(Section):
+    """Where the load comes from."""
+
+    names: tuple[Text, ...] = Field(default=(), description="Hosts by name; empty = all that match the labels.")
+    labels: Labels = Field(default={}, description="Labels that a host must carry; without names and labels: hosts that are load_only.")
+
+
+class Load(Section):
+    """Load from other hosts than the server's, through a Ray cluster of each attempt's own."""
+
+    hosts: LoadHosts = Field(default=LoadHosts(), description="Which hosts send; those that get trials of the job never do.")
+    shards: Annotated[int, Field(gt=0, le=1024)] | None = Field(
+        default=None, description="Processes that send, over all load hosts; default: one a host."
+    )
+
+
 class JobFile(Section):
     """A job of benchfleet."""
 
@@ -259,4 +275,7 @@ class JobFile(Section):
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(description="Load patterns, all measured in every launch.")
     measure: Measure = Field(default=Measure(), description="How often, and how sure.")
     hosts: Hosts = Field(default=Hosts(), description="Where.")
+    load: Annotated[Load, or_nothing(Load)] | None = Field(
+        default=None, description="Load from other hosts; default: from the server's own."
+    )
     priority: Priority = Field(default=0, description="Higher goes first, -100 to 100; nothing that runs is cut short for it.")

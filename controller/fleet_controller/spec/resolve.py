@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleet_controller.core.job import HostChoice, Job, Level
+from fleet_controller.core.job import HostChoice, Job, Level, LoadChoice
 from fleet_controller.spec import models
 from fleet_controller.spec.arguments import normalise
 from fleet_controller.spec.document import Document, Path, dotted
@@ -40,6 +40,7 @@ def resolve(file: models.JobFile, document: Document) -> Job:
         gpus=file.engine.gpus,
         priority=file.priority,
         hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host", file.hosts.share),
+        load=_load(file.load),
         file=document.file,
         places={dotted(path): document.place(path) for path in (*document.keys, *_listed(document))},
     )
@@ -48,6 +49,12 @@ def resolve(file: models.JobFile, document: Document) -> Job:
 def _listed(document: Document) -> Iterator[Path]:
     """Places in lists, which have no key."""
     return (path for path in document.values if path and isinstance(path[-1], int))
+
+
+def _load(load: models.Load | None) -> LoadChoice | None:
+    if load is None:
+        return None
+    return LoadChoice(HostChoice(load.hosts.names, load.hosts.labels), load.shards or 0)
 
 
 def _engine(file: models.JobFile) -> EngineSpec:

@@ -1,0 +1,134 @@
+"""Owns the gathering of load hosts for attempts: tells the lead and each load host its part, and sends them home. Waits for no Ray.
+
+What it hands out exists in memory alone. A controller that starts anew knows none of it: an attempt that began needs nothing more, since
+its cluster ends with its lead, and one that had not begun is gathered anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from fleet_controller.agents import AgentClient, LoadPart
+from fleet_controller.core.gang import LOOPBACK
+from fleet_controller.core.lending import cores, lent_for_s
+from fleet_controller.trust.cluster import ClusterTrust
+from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, LoadFailed
+from fleet_protos.trial import TrialSpec
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+PATIENCE_S = 30.0  # an attempt that was begun waits so long for a load host: then it is given up, and its lead's host is free for others
+
+
+class Line(Protocol):
+    """A host as gathering sees it."""
+
+    agent: AgentClient
+    connected: bool
+
+    @property
+    def meeting_host(self) -> str:
+        """Where other hosts reach it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """What was made for one attempt."""
+
+    trust: ClusterTrust
+    since_s: float  # monotonic
+    joined: set[str] = field(default_factory=set)
+
+
+class Gathering:
+    """Of one controller; called on its loop."""
+
+    def __init__(self, lines: Mapping[str, Line]) -> None:
+        self._lines = lines
+        self._clusters: dict[Key, _Cluster] = {}
+
+    async def gather(self, spec: TrialSpec) -> None:
+        """Give the lead and every load host its part; again is harmless. Raises HostUnreachable, Conflict, ConfigError.
+
+        LoadFailed when a load host has not answered for so long that the lead should not wait any longer.
+        """
+        key = (spec.trial_id, spec.attempt)
+        cluster = self._clusters.get(key) or self._clusters.setdefault(key, _Cluster(ClusterTrust(datetime.now(UTC)), time.monotonic()))
+        lead = await self._join(cluster, spec, spec.host, 0, "")
+        try:
+            for host, count in cores(spec.load).items():
+                await self._join(cluster, spec, host, count, lead)
+        except HostUnreachable as error:
+            if time.monotonic() - cluster.since_s > PATIENCE_S:
+                raise LoadFailed(f"load hosts could not be gathered: {error.message}") from error
+            raise
+
+    async def leave(self, key: Key) -> None:
+        """The attempt is over: each of its hosts may go at once, and goes by itself when it does not hear of it."""
+        cluster = self._clusters.pop(key, None)
+        joined = [self._lines[host] for host in cluster.joined if host in self._lines] if cluster else []
+        for line in joined:
+            try:
+                if line.connected:
+                    await line.agent.leave_load(*key)
+            except FleetError as error:
+                log.info("the end of trial %s could not be told to a load host: %s", key[0], error.message)
+
+    def gathered(self) -> tuple[Key, ...]:
+        """Attempts that were gathered for and not left."""
+        return tuple(self._clusters)
+
+    async def _join(self, cluster: _Cluster, spec: TrialSpec, host: str, count: int, lead: str) -> str:
+        line = self._lines.get(host)
+        if line is None or not line.connected:
+            raise HostUnreachable(f"host {host} is not connected", "the trial waits for it")
+        address = await self._address(spec, host, line)
+        issued = cluster.trust.issue(host, address)
+        part = LoadPart(
+            trial_id=spec.trial_id,
+            attempt=spec.attempt,
+            host=host,
+            address=address,
+            lead_address=lead,
+            cores=count,
+            hold_limit_s=lent_for_s(spec),
+            token=cluster.trust.token,
+            authority=cluster.trust.authority_pem,
+            certificate=issued.certificate_pem,
+            key=issued.key_pem,
+        )
+        answer = await line.agent.join_load(part)
+        cluster.joined.add(host)
+        return answer
+
+    async def _address(self, spec: TrialSpec, host: str, line: Line) -> str:
+        """The IP address of a host for the others of the attempt. Raises ConfigError, HostUnreachable."""
+        far = [other for other in (spec.host, *spec.load.hosts) if self._place(other) != LOOPBACK]
+        place = line.meeting_host
+        if place == LOOPBACK and far:
+            told = f"nothing says where the others reach host {host}: its agent is at {line.agent.address}"
+            raise ConfigError(told, "start its agent with --label address=HOST, as the others reach it")
+        return await resolved(place)
+
+    def _place(self, host: str) -> str:
+        line = self._lines.get(host)
+        return line.meeting_host if line else LOOPBACK
+
+
+async def resolved(host: str) -> str:
+    """The IP address of a host name, version 4 where it has one. Raises HostUnreachable for a name that leads nowhere."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise HostUnreachable(f"{host} is no name of a host here: {error.strerror}", "give its IP address in the fleet file") from error
+    addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return str(addresses[0][4][0])
