@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet_agent import evidence
 from fleet_agent.core.effects import CloseTrial
-from fleet_agent.core.gates import RunFacts, run_gates
+from fleet_agent.core.gates import RunFacts, company, run_gates
 from fleet_agent.launching import Tools, TrialServer
 from fleet_agent.load.messages import LoadRequest
 from fleet_knowledge.figures.accept import Shape
@@ -65,7 +65,7 @@ class Errands:
             reply = await self._tools.load.run(self._request(workload, index))
         except LoadFailed as error:
             return ev.LoadFailed(workload.name, error.message)
-        gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags)
+        gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *company(self._spec))
         artifact = evidence.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
         return ev.RunFinished(
             RunResult(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet_protos.trial import Gate, GateEffect, Measure, Workload
+from fleet_protos.trial import Gate, GateEffect, Measure, TrialSpec, Workload
 
 TOKEN_MISMATCH_MAX = 0.02
 CACHED_RATIO_MAX = 0.01
@@ -32,6 +32,7 @@ GATES: Mapping[str, GateEffect] = {
     "spec_unproved": GateEffect.FLAG,
     "client_limited": GateEffect.VOID_RUN,
     "rate_not_sustained": GateEffect.FLAG,
+    "shared_host": GateEffect.FLAG,
     "load_start_skew": GateEffect.FLAG,
 }
 
@@ -71,6 +72,11 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
         *_client(facts, workload, measure), *_rate(facts, workload), *_start(facts),
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda gate: -gate.effect))
+
+
+def company(spec: TrialSpec) -> tuple[Gate, ...]:
+    """The flag of each run of a trial that lets others in beside it, whether or not one came: it may not pass for one that was alone."""
+    return (_flag("shared_host", "the job lets other trials run on the host meanwhile (hosts.share)"),) if spec.shared else ()
 
 
 def _requests(facts: RunFacts) -> Iterator[Gate]:

@@ -10,13 +10,19 @@ from fleet_protos.trial import Workload
 
 
 def differences(before: Job, after: Job) -> tuple[str, ...]:
-    """One line for each: another model, and each workload of one name that was another load. Settings may differ: they are compared."""
-    return (*_models(before, after), *_workloads(before, after))
+    """One line for each: another model, hosts that one shared, each workload of one name that was another load. Settings may differ."""
+    return (*_models(before, after), *_sharing(before, after), *_workloads(before, after))
 
 
 def _models(before: Job, after: Job) -> Iterator[str]:
     if before.engine.model_path != after.engine.model_path:
         yield f"the jobs differ in model: {before.engine.model_path} against {after.engine.model_path}"
+
+
+def _sharing(before: Job, after: Job) -> Iterator[str]:
+    if before.hosts.share != after.hosts.share:
+        which = "second" if after.hosts.share else "first"
+        yield f"only the {which} job shared its hosts (hosts.share): the neighbours there may be all of the difference"
 
 
 def _workloads(before: Job, after: Job) -> Iterator[str]:

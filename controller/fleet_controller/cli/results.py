@@ -56,10 +56,20 @@ async def compare_job(controller: Controller, job_id: str, wanted: Asked) -> Com
     """All variants of a job against its baseline, or against the one that the user names."""
     results, detail = await controller.results(job_id), await controller.job(job_id)
     job = _job_of(results)
+    if not job.hosts.every_host:
+        results, detail = _pooled(results, detail)
     baseline = wanted.baseline or next(variant.name for variant in make_variants(job) if variant.is_baseline)
     confidence, margin = _question(job, wanted)
     conditions = _planned_conditions(results, job, detail)
     return compare(results.runs, baseline, confidence, margin, conditions)
+
+
+def _pooled(results: Results, detail: JobDetail) -> tuple[Results, JobDetail]:
+    """The blocks of `any_host` together: each was done whole on one host, and is paired in itself. Host: the only one, else empty."""
+    hosts = {trial.host for trial in detail.trials if trial.host}
+    host = hosts.pop() if len(hosts) == 1 else ""
+    runs = tuple(replace(stored, host=host) for stored in results.runs)
+    return replace(results, runs=runs), replace(detail, trials=tuple(replace(trial, host=host) for trial in detail.trials))
 
 
 def _planned(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
