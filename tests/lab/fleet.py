@@ -206,6 +206,10 @@ class LabFleet:
         wanted = set(names or self.agents)
         wait_until(lambda: wanted <= {host.host for host in self.hosts() if host.state == "connected"}, timeout_s, f"connected: {wanted}")
 
+    def await_state(self, name: str, state: str, timeout_s: float = TOGETHER_S) -> None:
+        """Return when the controller says `state` of one host, such as unreachable."""
+        wait_until(lambda: (name, state) in {(host.host, host.state) for host in self.hosts()}, timeout_s, f"{name} is {state}")
+
     def close(self) -> None:
         """End the controller; agents end with their hosts."""
         self.controller.kill()
