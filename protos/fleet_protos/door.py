@@ -156,6 +156,11 @@ class Complaints:
         self._told_s: dict[str, float] = {}
         self._kept = Counter[str]()
 
+    @property
+    def count(self) -> int:
+        """How many different ones are remembered."""
+        return len(self._told_s)
+
     def worth_telling(self, what: str, now_s: float) -> int | None:
         """How often it was kept quiet since it was last told; None: do not tell it now."""
         if now_s - self._told_s.get(what, -_TELL_AGAIN_S) < _TELL_AGAIN_S:

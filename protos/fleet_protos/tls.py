@@ -173,7 +173,9 @@ def _no_password() -> str:
 
 
 def _short(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "it is damaged").lower().replace("_", " ")
+    return str(error)
 
 
 def _pem(path: Path) -> bytes:

@@ -1,0 +1,289 @@
+"""The TLS door by itself, before a gRPC server in this process: what changes while it stands open, what it carries, what it endures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from fleet_protos.certificate import Certificate, certificates
+from fleet_protos.door import Complaints, Door
+from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.identity import Role, TlsFiles, agent_name
+from fleet_protos.revoked import Revocation, revoked_text
+from fleet_protos.sockets import bind, endpoint
+from fleet_protos.tls import channel, client_context
+from tests.fakes.certificates import Maker
+
+LIMIT_S = 30.0
+HOST = "gpu01"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+LARGE_BYTES = 24 << 20
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@dataclass
+class House:
+    """A server that echoes, and its door."""
+
+    maker: Maker
+    server: TlsFiles
+    revoked: Path
+    door: Door
+    taken: list[Certificate]
+
+    def client(self, label: str = "client", role: Role = Role.CONTROLLER) -> TlsFiles:
+        return self.maker.files(label, self.maker.issue(role, "controller"))
+
+    def line(self, files: TlsFiles) -> aio.Channel:
+        return channel(self.door.address, files, agent_name(HOST), UNLIMITED)
+
+
+class Echo(grpc.GenericRpcHandler):
+    """`/echo/once` gives back what it got; `/echo/ever` says something every 50 ms."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if details.method == "/echo/once":
+            return grpc.unary_unary_rpc_method_handler(self._once)
+        return grpc.unary_stream_rpc_method_handler(self._ever)
+
+    async def _once(self, request: bytes, context: object) -> bytes:
+        return request
+
+    async def _ever(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        while True:
+            yield b"tick"
+            await asyncio.sleep(0.05)
+
+
+async def once(line: aio.Channel, content: bytes = b"x") -> bytes:
+    answer: bytes = await line.unary_unary("/echo/once")(content, timeout=LIMIT_S)
+    return answer
+
+
+@asynccontextmanager
+async def open_house(folder: Path) -> AsyncIterator[House]:
+    maker, revoked = Maker.new(folder / "pem"), folder / "revoked.json"
+    files = maker.files("server", maker.issue(Role.AGENT, HOST), revoked=revoked)
+    server = aio.server(options=UNLIMITED)
+    server.add_generic_rpc_handlers((Echo(),))
+    taken: list[Certificate] = []
+    door = Door("127.0.0.1:0", bind(server, f"unix:{folder}/in.sock"), files, frozenset({Role.CONTROLLER}), taken.append)
+    await server.start()
+    try:
+        async with door.opened():
+            yield House(maker, files, revoked, door, taken)
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path) as one:
+        yield one
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110 - what it waits for tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def test_a_new_certificate_is_taken_without_a_restart(house: House) -> None:
+    old = house.taken[0]
+    pinned_to_new = house.maker.issue(Role.AGENT, HOST)
+    house.maker.files("server", pinned_to_new)
+    files = house.maker.files("client", house.maker.issue(Role.CONTROLLER, "controller"), pinned_to_new.certificate_pem)
+    async with house.line(files) as line:
+        assert await once(line) == b"x"
+    assert (house.taken[0], house.taken[-1]) == (old, certificates(pinned_to_new.certificate_pem)[0])
+
+
+async def test_a_pair_that_does_not_fit_leaves_the_one_before_in_use(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    key = house.server.key.read_bytes()
+    for damaged in (b"", b"garbage", house.maker.issue(Role.AGENT, HOST).key_pem):
+        house.server.key.write_bytes(damaged)
+        async with house.line(house.client()) as line:
+            assert await once(line) == b"x"
+        assert str(house.server.key) in caplog.messages[-1]
+        assert "the certificate before stays in use" in caplog.messages[-1]
+    house.server.key.write_bytes(key)
+    async with house.line(house.client()) as line:
+        assert await once(line) == b"x"
+    assert house.taken[-1] == house.taken[0]
+
+
+async def test_revoking_ends_the_connections_that_a_certificate_has(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    files, other = house.client("thief"), house.client("honest")
+    async with house.line(files) as stolen, house.line(other) as kept:
+        stream, honest = (line.unary_stream("/echo/ever")(b"") for line in (stolen, kept))
+        assert [await stream.read(), await honest.read()] == [b"tick", b"tick"]
+        known = certificates(files.certificate.read_bytes())[0]
+        house.revoked.write_text(revoked_text([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000, "stolen")]))
+        with pytest.raises(aio.AioRpcError) as raised:
+            async with asyncio.timeout(LIMIT_S):
+                while await stream.read():
+                    pass
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await honest.read() == b"tick"
+    assert any("was revoked on 2025-10-09: stolen" in message for message in caplog.messages)
+
+
+async def test_a_list_that_is_damaged_or_gone_revokes_what_it_did(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    files = house.client("thief")
+    known = certificates(files.certificate.read_bytes())[0]
+    good = revoked_text([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000)])
+    for later in ("", "{", '{"version": 2}', None):
+        house.revoked.write_text(good)
+        assert house.door.verdict(known)
+        if later is None:
+            house.revoked.unlink()
+        else:
+            house.revoked.write_text(later)
+        assert "was revoked" in house.door.verdict(known)
+        assert str(house.revoked) in caplog.messages[-1]
+
+
+async def test_large_messages_pass_both_ways_and_a_slow_reader_is_waited_for(house: House) -> None:
+    content = random.Random(1).randbytes(LARGE_BYTES)
+    async with house.line(house.client()) as line:
+        assert await once(line, content) == content
+        assert await asyncio.gather(*(once(line, content[: 1 << 20]) for _ in range(8))) == [content[: 1 << 20]] * 8
+
+
+async def at_a_standstill(counts: dict[str, int]) -> dict[str, int]:
+    """The counts once they have not grown for 0.2 s, and are not as they were at first."""
+    at_first = before = dict(counts)
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            await asyncio.sleep(0.2)
+            if counts == before != at_first:
+                return before
+            before = dict(counts)
+
+
+async def test_a_reader_that_does_not_read_holds_the_sender_back(tmp_path: Path) -> None:
+    maker = Maker.new(tmp_path)
+    sent, reading = {"inside": 0, "outside": 0}, asyncio.Event()
+
+    async def send_for_ever(side: str, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(bytes(64 << 10))
+                await writer.drain()
+                sent[side] += 64 << 10
+
+    async def inside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(send_for_ever("inside", writer))
+            await reading.wait()
+            while await reader.read(1 << 20):
+                pass
+            sending.cancel()
+        writer.close()
+
+    files = maker.files("server", maker.issue(Role.AGENT, HOST))
+    door = Door("127.0.0.1:0", f"{tmp_path}/in.sock", files, frozenset({Role.CONTROLLER}))
+    client = client_context(maker.files("client", maker.issue(Role.CONTROLLER, "controller")))
+    async with await asyncio.start_unix_server(inside, f"{tmp_path}/in.sock"), door.opened() as address:
+        reader, writer = await asyncio.open_connection(*endpoint(address), ssl=client, server_hostname=agent_name(HOST))
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(send_for_ever("outside", writer))
+            before = await at_a_standstill(sent)
+            assert 0 < sent["inside"] < 32 << 20  # what the kernel's buffers and ours take
+            assert 0 < sent["outside"] < 32 << 20
+            reading.set()
+            got = 0
+            while got < before["inside"] or sent["outside"] <= before["outside"]:
+                got += len(await reader.read(1 << 20))
+            sending.cancel()
+        writer.transport.abort()
+
+
+async def test_bytes_of_any_kind_are_refused_and_the_door_stays_open(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(4)
+    strangers = [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", PREFACE, b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\0\5\1\0\0\1\0"]
+    bodies = [rng.randbytes(rng.randrange(1, 3000)) for _ in range(100)]
+    strangers += bodies + [b"\x16\x03\x01" + len(body).to_bytes(2, "big") + body for body in bodies]
+    for content in strangers:
+        _, writer = await asyncio.open_connection(*endpoint(house.door.address))
+        writer.write(content)
+        writer.write_eof()
+        writer.close()
+    await until(lambda: not house.door.open)
+    async with house.line(house.client()) as line:
+        assert await once(line) == b"x"
+    assert not [message for message in caplog.messages if "refused 127.0.0.1:" not in message]
+
+
+async def test_who_hangs_up_at_any_moment_leaves_nothing_open(house: House) -> None:
+    files = house.client()
+    for number in range(20):
+        context = client_context(files)
+        reader, writer = await asyncio.open_connection(*endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
+        if number % 2:
+            writer.write(PREFACE)
+            await reader.read(1)
+        writer.transport.abort()
+    await until(lambda: not house.door.open)
+
+
+async def test_a_session_is_never_resumed_past_the_look_at_its_certificate(house: House) -> None:
+    context = client_context(house.client())
+    _, writer = await asyncio.open_connection(*endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
+    session = writer.get_extra_info("ssl_object").session
+    writer.transport.abort()
+    assert session is None or not session.has_ticket
+
+
+async def test_a_port_in_use_and_files_of_no_use_are_told(tmp_path: Path, house: House) -> None:
+    files = house.server
+    with pytest.raises(Conflict, match="Address already in use"):
+        Door(house.door.address, "unix:/none", files, frozenset({Role.CONTROLLER}))
+    for address in ("127.0.0.1", "0.0.0.0:http", ":7433", "::1:7433", "127.0.0.1:70000"):
+        with pytest.raises(ConfigError, match="is not ADDRESS:PORT"):
+            Door(address, "unix:/none", files, frozenset({Role.CONTROLLER}))
+    for broken in ("authorities", "certificate", "key"):
+        path = tmp_path / broken
+        path.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+        changed = {name: getattr(files, name) for name in ("authorities", "certificate", "key")} | {broken: path}
+        with pytest.raises(ConfigError, match=str(path)):
+            Door("127.0.0.1:0", "unix:/none", TlsFiles(**changed), frozenset({Role.CONTROLLER}))
+
+
+async def test_it_listens_on_ipv6_too(tmp_path: Path) -> None:
+    maker = Maker.new(tmp_path)
+    files = maker.files("server", maker.issue(Role.AGENT, HOST))
+    door = Door("[::1]:0", "unix:/none", files, frozenset({Role.CONTROLLER}))
+    async with door.opened() as address:
+        assert address.startswith("[::1]:")
+        _, writer = await asyncio.open_connection(*endpoint(address), ssl=client_context(files), server_hostname=agent_name(HOST))
+        writer.transport.abort()
+
+
+def test_a_peer_that_tries_for_ever_is_told_of_once_a_minute_with_the_count() -> None:
+    told = Complaints()
+    answers = [told.worth_telling("10.0.0.5 expired", now_s) for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 200.0)]
+    assert answers == [0, None, None, 2, None, 1]
+    assert told.worth_telling("10.0.0.6 expired", 200.0) == 0
+
+
+def test_what_was_complained_of_stays_bounded() -> None:
+    told = Complaints()
+    for number in range(20_000):
+        told.worth_telling(f"{number}", 0.0)
+    assert told.count <= 4096
+
+
+def test_the_context_takes_no_tls_before_13(tmp_path: Path) -> None:
+    maker = Maker.new(tmp_path)
+    assert client_context(maker.files("any", maker.issue(Role.USER, "ann"))).minimum_version is ssl.TLSVersion.TLSv1_3
