@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import time
 import uuid
@@ -18,6 +19,7 @@ from tests.lab.programs import LabTrouble, call
 CHECKOUT = Path(__file__).parents[2]
 USERS = {"bench": 1500, "ops": 1501}  # a user without rights; one who may become root by sudo
 SYSTEM_FOLDERS = ("usr", "opt", "srv", "var", "etc")
+DEPLOYED = ("/opt/benchfleet", "/etc/benchfleet", "/var/lib/benchfleet", "/etc/systemd/system/benchfleet-agent.service")  # of this machine
 SSHD = """\
 Port 22
 HostKey /etc/ssh/lab_host_key
@@ -54,7 +56,7 @@ class Key:
 def hidden_folders() -> list[str]:
     """Folders of this machine that hosts must not see: homes, and the checkout with all around it."""
     top = CHECKOUT.parts[1]
-    return ["/root", "/home", "/var/lib/benchfleet", str(CHECKOUT) if top in SYSTEM_FOLDERS else f"/{top}"]
+    return ["/root", "/home", str(CHECKOUT) if top in SYSTEM_FOLDERS else f"/{top}"]
 
 
 def shared_folders() -> list[str]:
@@ -84,6 +86,9 @@ class Disk:
         self.set_host_key(host_key)
         _private(etc / "sudoers.d/lab", b"ops ALL=(ALL) NOPASSWD: ALL\n", 0o440)
         self._write_homes(authorized)
+        for path in filter(os.path.lexists, DEPLOYED):  # a device 0:0 on top is what overlayfs takes for "there is none"
+            (self.folder / f"upper{path}").parent.mkdir(parents=True, exist_ok=True)
+            os.mknod(self.folder / f"upper{path}", stat.S_IFCHR, os.makedev(0, 0))
 
     def make_units(self) -> None:
         """What systemd starts there: the units of a bare server and sshd, nothing of what this machine has enabled."""

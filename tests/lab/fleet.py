@@ -38,6 +38,7 @@ STATE = "/var/lib/benchfleet"
 TOGETHER_S = 60.0
 CALL_S = 30.0
 PAUSE_S = 0.05
+LOG_END = 6000  # characters
 LARGEST_BYTES = 256 << 20
 
 
@@ -100,7 +101,8 @@ class LabAgent:
 
     def log(self) -> str:
         """What it said so far."""
-        return self.host.read("/var/log/agent.log")
+        path = self.host.path("/var/log/agent.log")
+        return path.read_text(errors="replace") if path.exists() else ""
 
 
 @dataclass(slots=True)
@@ -157,7 +159,8 @@ class LabController:
 
     def log(self) -> str:
         """What it said so far."""
-        return (self.folder / "controller.log").read_text(errors="replace")
+        path = self.folder / "controller.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
 
 @dataclass(slots=True)
@@ -211,8 +214,10 @@ class LabFleet:
         wait_until(lambda: (name, state) in {(host.host, host.state) for host in self.hosts()}, timeout_s, f"{name} is {state}")
 
     def close(self) -> None:
-        """End the controller; agents end with their hosts."""
+        """End the controller; agents end with their hosts. The ends of all logs are printed, which pytest shows of a test that failed."""
         self.controller.kill()
+        for name, log in [("controller", self.controller.log()), *((agent.host.name, agent.log()) for agent in self.agents.values())]:
+            print(f"--- {name}\n{log[-LOG_END:]}")
 
     # What the controller says
 

@@ -19,6 +19,7 @@ ip link add trial type bridge
 mount -t tmpfs trial /tmp && mkdir /tmp/upper /tmp/work /tmp/root
 mount -t overlay trial -o lowerdir=/,upperdir=/tmp/upper,workdir=/tmp/work /tmp/root
 test -c /dev/net/tun
+echo trial >/proc/sys/kernel/hostname
 """
 
 
