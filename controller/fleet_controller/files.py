@@ -90,6 +90,6 @@ class Files:
 def _inside(name: str) -> PurePosixPath:
     """The name as a path below the artifact folder. Raises NotFound for one that leads out of it."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise NotFound(f"the agent names a file {name!r}, which lies outside of the artifact folder: it is not fetched")
     return path

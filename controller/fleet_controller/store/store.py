@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, RowMapping, Table, delete, func, inse
 from sqlalchemy.exc import OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
+from fleet_controller.core.claims import may_tell
 from fleet_controller.core.gang import as_one, member_id
 from fleet_controller.core.health import HostRecord
 from fleet_controller.core.state import NO_SKEW, Attempt, Clock, Trial, after
@@ -209,8 +210,13 @@ class Store:
         with self._writing() as connection:
             if not _is_next(connection, agent_id, host, event.sequence):
                 return None
-            known = connection.execute(select(t.trials.c.trial_id).where(t.trials.c.trial_id == event.trial_id)).first()
+            known = connection.execute(select(t.trials.c.host).where(t.trials.c.trial_id == event.trial_id)).scalar()
             if known is None:
+                return None
+            before = _read_attempt(connection, event.trial_id, event.attempt)
+            newest = connection.execute(select(func.max(t.attempts.c.attempt)).where(t.attempts.c.trial_id == event.trial_id)).scalar() or 0
+            if not may_tell(before, agent_id, host, str(known), newest):
+                log.warning("%s tells of attempt %d of %s, which is not its own: dropped", host, event.attempt, event.trial_id)
                 return None
             connection.execute(
                 insert(t.events).values(
@@ -221,11 +227,9 @@ class Store:
                     event=event_to_json(event),
                 )
             )
-            newest = connection.execute(select(func.max(t.attempts.c.attempt)).where(t.attempts.c.trial_id == event.trial_id)).scalar() or 0
             if not 1 <= event.attempt <= newest + 1:  # one more than is known may be told by a store that was put back to an earlier day
                 log.warning("%s tells of attempt %d of %s, which was never begun", host, event.attempt, event.trial_id)
                 return None
-            before = _read_attempt(connection, event.trial_id, event.attempt)
             attempt = after(before, event, agent_id, clock, is_newest=event.attempt >= newest)
             _write_attempt(connection, event.trial_id, attempt)
             _write_results(connection, agent_id, event)

@@ -1,0 +1,99 @@
+"""Owns what of an agent's words is believed: whose trial it may tell of, how long a text may be, where a file may lie. Stores nothing.
+
+An agent is a program on a host that others may have taken over: it may spoil what runs there, and nothing of another host.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from fleet_controller.core.state import Attempt
+from fleet_protos import events as ev
+from fleet_protos.trial import Artifact, RunResult
+
+HOST_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+LARGEST_EVENT_BYTES = 4 << 20
+LARGEST_ATTEMPT_BYTES = 64 << 20  # all events of one attempt together
+LARGEST_ARTIFACT_BYTES = 16 << 30
+_MOST_NUMBER = (1 << 63) - 1  # what a database holds
+_LONGEST_TEXT, _LONGEST_NAME = 64 << 10, 128
+_MOST_ENTRIES = 5000
+_NAMES = ("failure_class", "workload", "rank", "phase", "code", "ended_by")
+_TRIAL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,199}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def fault_of(event: ev.Event) -> str:
+    """Why an event is not one that an agent of ours tells; empty when it may be."""
+    if not 0 < event.sequence < _MOST_NUMBER // 2:
+        return f"event number {event.sequence} cannot be"
+    if not _TRIAL_ID.fullmatch(event.trial_id):
+        return f"event {event.sequence} names the trial {event.trial_id[:60]!a}"
+    if not 0 < event.attempt < 1_000_000 or not abs(event.time_unix_ns) < _MOST_NUMBER or not event.cause < _MOST_NUMBER:
+        return f"event {event.sequence} has numbers that cannot be"
+    if isinstance(event.body, ev.RunFinished) and not 0 < event.body.run.index < 1_000_000:
+        return f"event {event.sequence} tells of run {event.body.run.index}"
+    return ""
+
+
+def believed(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
+    """The event with its texts cut to their longest and without files that are none of its attempt; what was taken out, in words."""
+    body: Any = event.body
+    refused: tuple[str, ...] = ()
+    if isinstance(body, ev.EvidenceCollected):
+        kept = tuple(file for file in body.artifacts[:_MOST_ENTRIES] if not _misplaced(file, event))
+        refused = tuple(_misplaced(file, event) for file in body.artifacts[:20] if file not in kept)
+        body = replace(body, artifacts=kept)
+    if isinstance(body, ev.RunFinished) and (why := body.run.artifact.name and _misplaced(body.run.artifact, event)):
+        body, refused = replace(body, run=replace(body.run, artifact=Artifact())), (why,)
+    if isinstance(body, ev.RunFinished):
+        body = replace(body, run=_finite(body.run))
+    return replace(event, body=_cut("", body, 0)), refused
+
+
+def may_tell(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
+    """An attempt is told of by the agent that took it; before one did, by the host that it was given to.
+
+    An attempt older than the newest may have been given to another host than the trial has now: it decides nothing any more.
+    """
+    if before.agent_id:
+        return before.agent_id == agent_id
+    return host == trial_host or before.number < newest
+
+
+def _misplaced(file: Artifact, event: ev.Event) -> str:
+    trial, _, rest = file.name.partition("/")
+    attempt, _, name = rest.partition("/")
+    if trial != event.trial_id or attempt != str(event.attempt) or not _FILE.fullmatch(name) or name.endswith(".partial"):
+        return f"a file {file.name[:100]!a}, which is none of {event.trial_id}/{event.attempt}"
+    if not _DIGEST.fullmatch(file.sha256) or not 0 <= file.size_bytes <= LARGEST_ARTIFACT_BYTES:
+        return f"a file {file.name[:100]!a} of {file.size_bytes} bytes"
+    return ""
+
+
+def _finite(run: RunResult) -> RunResult:
+    return replace(run, metrics={name: value for name, value in run.metrics.items() if math.isfinite(value) and len(name) <= _LONGEST_NAME})
+
+
+def _cut(name: str, value: Any, depth: int) -> Any:
+    """Any part of a body: its texts short enough for every database, its lists and maps not endless."""
+    if isinstance(value, str):
+        return _text(value, _LONGEST_NAME if name in _NAMES else _LONGEST_TEXT)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{item.name: _cut(item.name, getattr(value, item.name), depth + 1) for item in fields(value)})
+    if isinstance(value, Mapping):
+        pairs = list(value.items())[:_MOST_ENTRIES]
+        return {_text(str(key), _LONGEST_TEXT): _cut("", entry, depth + 1) for key, entry in pairs} if depth < 20 else {}
+    if isinstance(value, list | tuple):
+        return type(value)(_cut(name, entry, depth + 1) for entry in value[:_MOST_ENTRIES]) if depth < 20 else type(value)()
+    return value
+
+
+def _text(text: str, longest: int) -> str:
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text  # PostgreSQL holds none
+    return text if len(text) <= longest else f"{text[: longest - 40]}… ({len(text)} characters)"
