@@ -104,17 +104,19 @@ class AgentClient:
 
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
         self.address = address
+        self.called = f"agent at {address}"  # in what is told of it
         self._line = Line(address, tls, name, _OPTIONS)
         self._at = (address, tls, name)
         self._made: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
         self.lease = Lease()  # under which orders are given; not told until it is set
         self.clock = NO_SKEW  # of the host, as it was at the last `describe`
 
-    async def move(self, address: str, tls: TlsFiles | None, name: str) -> None:
+    async def move(self, address: str, tls: TlsFiles | None, name: str, called: str = "") -> None:
         """From now on at this address, with these files; hangs up only when that is another one."""
         if (address, tls, name) != self._at:
             line, self._line = self._line, Line(address, tls, name, _OPTIONS)
             self.address, self._at = address, (address, tls, name)
+            self.called = called or f"agent at {address}"
             await line.close()
 
     @property
@@ -134,7 +136,7 @@ class AgentClient:
             return info
         except HostUnreachable as error:
             if reason := await self._line.why_not():
-                raise HostUnreachable(f"agent at {self.address}: {reason}") from error
+                raise HostUnreachable(f"{self.called}: {reason}") from error
             raise
 
     async def start(self, spec: TrialSpec) -> bool:
@@ -225,9 +227,10 @@ class AgentClient:
         """What to raise: gRPC cancels the calls of a channel that is closed, which is no cancel of the task that waits for one."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            return error if task is None or task.cancelling() else HostUnreachable(f"agent at {self.address}: the line was made anew")
+            return error if task is None or task.cancelling() else HostUnreachable(f"{self.called}: the line was made anew")
         kind = _ERRORS.get(error.code(), Bug)
-        return kind(f"agent at {self.address}: {error.details() or error.code().name.lower()}")
+        told = error.details() or error.code().name.lower()
+        return kind(f"{self.called}: {told.rpartition('Failed to connect to remote host: ')[2]}")
 
 
 def _open(partial: Path, size_bytes: int) -> tuple[int, int]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.core.inventory import Inventory
-from fleet_controller.peers import Following, Ways, direct_address, directly, peers, without_tls
+from fleet_controller.core.inventory import FleetHost, Inventory
+from fleet_controller.peers import Following, Ways, direct_address, directly, peers
 from fleet_controller.trust.authority import Authority
 from fleet_protos.errors import ConfigError
+from fleet_protos.identity import TlsFiles
 from fleet_protos.tls import is_local
 
 
@@ -20,12 +23,29 @@ def following(addresses: Sequence[str], inventory: Inventory | None, trust: Path
     everybody = peers(addresses, inventory)
     if inventory is None:
         return Following(everybody)
-    file = Path(inventory.file)
-    if (trust / "ca.crt").exists():
-        return Following(everybody, Ways(directly, Authority.open(trust).agent_files), file, give_up_after_s=inventory.give_up_after_s)
     far = [host.name for host in inventory.hosts if host.through_ssh or not is_local(direct_address(host))]
-    if far:
+    if far and not (trust / "ca.crt").exists():
         more = f" and {len(far) - 1} more are" if len(far) > 1 else " is"
         told = f"{inventory.file}: {far[0]}{more} reached by TLS, and {trust} holds no authority"
         raise ConfigError(told, "`fleetctl init` makes it; --trust DIR names another folder")
-    return Following(everybody, Ways(directly, without_tls), file, give_up_after_s=inventory.give_up_after_s)
+
+    def proofs(host: str) -> TlsFiles | None:
+        return Authority.open(trust).agent_files(host) if (trust / "ca.crt").exists() else None
+
+    return Following(everybody, Ways(directly, proofs), Path(inventory.file), give_up_after_s=inventory.give_up_after_s)
+
+
+@asynccontextmanager
+async def reaching(follow: Following) -> AsyncIterator[Following]:
+    """While inside, hosts of a fleet file that are behind SSH are reached by tunnels; they end with it."""
+    if follow.file is None:
+        yield follow
+        return
+    from fleet_controller.deploy.tunnel import Tunnels
+
+    async with Tunnels() as tunnels:
+
+        async def reach(host: FleetHost) -> str:
+            return await tunnels.reach(host) if host.through_ssh else direct_address(host)
+
+        yield replace(follow, ways=replace(follow.ways, reach=reach))

@@ -203,7 +203,8 @@ class HostLine:
     async def _connect(self) -> None:
         if self.known is not None:
             host = self.known
-            await self.agent.move(await self._ways.reach(host), self._ways.proofs(host.name), agent_name(host.name))
+            called = f"agent at {direct_address(host)} through ssh" if host.through_ssh else ""
+            await self.agent.move(await self._ways.reach(host), self._ways.proofs(host.name), agent_name(host.name), called)
         info = await self.agent.describe()
         self._understand(info)
         self._compare(info)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet_controller.fleet import FIRST_CONTACT_S, Fleet
+from fleet_controller.following import reaching
 from fleet_controller.lock import held
 from fleet_controller.peers import Following, peers
 from fleet_controller.rereading import FleetFileWatch
@@ -87,9 +88,9 @@ async def working(
             database.take_over()
             if doors.metrics is not None:
                 series.serve(doors.metrics[1], doors.metrics[0])
-            fleet = Fleet(database, folder, follow, series, first_contact_s)
-            await fleet.load()
-            async with asyncio.TaskGroup() as tasks:
+            async with reaching(follow) as follow, asyncio.TaskGroup() as tasks:
+                fleet = Fleet(database, folder, follow, series, first_contact_s)
+                await fleet.load()
                 tasks.create_task(fleet.run(stopping))
                 file = FleetFileWatch(follow.file, fleet.follow) if follow.file else None
                 rereading = tasks.create_task(file.run()) if file else None

@@ -98,13 +98,12 @@ async def why_not(address: str, tls: TlsFiles, name: str, timeout_s: float = PRO
 
 
 def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
-    host, _, port = address.rpartition(":")
     try:
         context = client_context(tls)
     except ConfigError as error:
         return error.message
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        connection = _connection(address, timeout_s)
     except (OSError, ValueError) as error:
         return _unreached(error)
     with closing(connection):
@@ -118,6 +117,17 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
             return "something listens there that does not answer"
         except OSError:
             return "it hung up in the middle of the handshake"
+
+
+def _connection(address: str, timeout_s: float) -> socket.socket:
+    """Through the end of a tunnel too, which is a Unix socket."""
+    if not address.startswith("unix:"):
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(timeout_s)
+    connection.connect(address.removeprefix("unix:"))
+    return connection
 
 
 def _last_word(line: ssl.SSLSocket) -> str:
