@@ -36,8 +36,10 @@ class JobOnBoard:
         self.been: set[str] = set()  # hosts that trials of it have
         self.trials_over = 0
         self.trouble = ""
+        self.told_of: Waiting | None = None  # what waited when `trouble` was found
         self.may_hold_hopeless = True
         self._left_s: float | None = None
+        self._waiting: Waiting | None = None
         self._account = Account(row.joined_s, share=self.choice.part)
         trials = folded(self.nodes.values())
         self._queued = Queued(trial.spec.trial_id for trial in trials)
@@ -72,6 +74,7 @@ class JobOnBoard:
             self.active.pop(trial_id, None)
 
     def _began_or_ended(self, before: Trial | None, trial: Trial) -> None:
+        self._waiting = None
         self._account = self._account.add(before, trial)
         self.been.update(host for host in trial.hosts if host)
         if not self.row.cancelled:
@@ -83,23 +86,25 @@ class JobOnBoard:
         """Nothing of it starts any more."""
         self.row = replace(self.row, cancelled=True)
         self._queued.clear()
+        self._waiting = None
         self.trials_over = sum(is_over(trial, True) for trial in self.trials.values())
         self._left_s = None
 
     @property
     def waiting(self) -> Waiting:
-        """What of it may begin, and whose turn that is."""
-        trial_s = self._account.trial_s(self._planned_trial_s)
-        return Waiting(
-            self.row.job_id,
-            self._queued.pinned,
-            self._queued.waiting,
-            self.choice,
-            frozenset(self.been),
-            self.row.priority,
-            self.had_s,
-            trial_s,
-        )
+        """What of it may begin, and whose turn that is; the same value until one of its trials begins or ends."""
+        if self._waiting is None:
+            self._waiting = Waiting(
+                self.row.job_id,
+                self._queued.pinned,
+                self._queued.waiting,
+                self.choice,
+                frozenset(self.been),
+                self.row.priority,
+                self.had_s,
+                self._account.trial_s(self._planned_trial_s),
+            )
+        return self._waiting
 
     @property
     def had_s(self) -> float:
@@ -140,6 +145,7 @@ class Board:
         self.jobs: dict[str, JobOnBoard] = {}
         self._job_of: dict[str, JobOnBoard] = {}  # by trial and node
         self._active: dict[str, JobOnBoard] = {}  # by trial
+        self._open: dict[str, JobOnBoard] = {}
         self._changed = asyncio.Event()
 
     def put(self, row: JobRow, trials: Iterable[Trial]) -> None:
@@ -147,6 +153,8 @@ class Board:
         job = self.jobs[row.job_id] = JobOnBoard(row, trials)
         self._job_of.update(dict.fromkeys(job.nodes, job))
         self._active.update(dict.fromkeys(job.active, job))
+        if not job.is_over:
+            self._open[row.job_id] = job
         self.tell()
 
     def change(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
@@ -164,6 +172,8 @@ class Board:
             self._active[trial.spec.trial_id] = job
         else:
             self._active.pop(trial.spec.trial_id, None)
+        if job.is_over:
+            self._open.pop(job.row.job_id, None)
         self.tell()
         return trial
 
@@ -184,6 +194,8 @@ class Board:
         """Mark the job cancelled; its trials that are active now."""
         job = self.jobs[job_id]
         job.cancel()
+        if job.is_over:
+            self._open.pop(job_id, None)
         self.tell()
         return list(job.active.values())
 
@@ -197,9 +209,9 @@ class Board:
         return job is None or any(known.number == number and known.is_over for known in job.nodes[trial_id].attempts)
 
     @property
-    def open_jobs(self) -> Iterator[JobOnBoard]:
+    def open_jobs(self) -> tuple[JobOnBoard, ...]:
         """Those that are not over, oldest first."""
-        return (job for job in self.jobs.values() if not job.is_over)
+        return tuple(self._open.values())
 
     def hopeless(self) -> Iterator[NotAgain]:
         """Trials that are not to be launched, since their variant failed for good; each job is looked at once after such a failure."""

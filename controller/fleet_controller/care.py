@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fleet_controller.checking import check_line
@@ -44,6 +44,7 @@ class Care:
         self._lines = lines
         self._probe_first_s = probe_first_s
         self._records: dict[str, HostRecord] = {}
+        self._closed: dict[str, str] = {}  # host → why it gets no trials, as jobs were last told
         self._looks: dict[str, tuple[int, float]] = {}  # host → looks since it was set aside, monotonic seconds of the next
 
     async def load(self) -> None:
@@ -90,20 +91,29 @@ class Care:
     def _closed_for(self, line: HostLine) -> str:
         return self.record(line.host).closed_for or ("" if line.connected else "away") or line.takes_no_trials
 
-    def tell(self) -> None:
+    def tell(self, hosts: Sequence[Host]) -> None:
         """Bring up to date what jobs say they wait for, and the series of hosts."""
-        hosts = {host.name: host for host in self.hosts()}
-        for job in self._desk.board.open_jobs if all(line.was_tried for line in self._lines()) else ():
-            waits_for = "" if job.row.cancelled else why_waits(job.waiting, hosts)
+        known = {host.name: host for host in hosts}
+        if all(line.was_tried for line in self._lines()):
+            self._tell_jobs(known)
+        counts: dict[str, int] = {}
+        for line in self._lines():
+            word = self._state(line, known.get(line.host))
+            counts[word] = counts.get(word, 0) + 1
+        self._desk.hosts_series.show(counts)
+
+    def _tell_jobs(self, hosts: Mapping[str, Host]) -> None:
+        closed = {name: host.closed_for for name, host in hosts.items()}
+        for job in self._desk.board.open_jobs:
+            if job.told_of is job.waiting and closed == self._closed:
+                continue
+            waits_for = why_waits(job.waiting, hosts)
             trouble = f"waits for {waits_for}" if waits_for else ""
+            job.told_of = job.waiting
             if trouble != job.trouble:
                 job.trouble = trouble
                 self._desk.board.tell()
-        counts: dict[str, int] = {}
-        for line in self._lines():
-            word = self._state(line, hosts.get(line.host))
-            counts[word] = counts.get(word, 0) + 1
-        self._desk.hosts_series.show(counts)
+        self._closed = closed
 
     def _state(self, line: HostLine, host: Host | None) -> str:
         record = self.record(line.host)

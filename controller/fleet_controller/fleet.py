@@ -103,11 +103,12 @@ class Fleet:
                     over = closed(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
                     await self._desk.save(end.trial_id, over)
                 waiting = (job.waiting for job in self._desk.board.open_jobs)
-                for start in next_starts(waiting, self._care.hosts(), time.time_ns()):
+                hosts = self._care.hosts()
+                for start in next_starts(waiting, hosts, time.time_ns()):
                     await self._begin(start)
                 for host in self._desk.board.hosts_to_end():
                     self._names[host].give_orders()
-                self._care.tell()
+                self._care.tell(hosts)
                 self._stuck = ""
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
                 self._tell_stuck(error.message)

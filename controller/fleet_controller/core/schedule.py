@@ -73,7 +73,8 @@ def next_starts(jobs: Iterable[Waiting], hosts: Iterable[Host], now_unix_ns: int
     room = _Room(hosts)
     if not room.open:
         return ()
-    turns = [(-job.priority, job.had_s, place, job, _offers(job, room, now_unix_ns)) for place, job in enumerate(jobs) if not job.is_empty]
+    able = ((place, job) for place, job in enumerate(jobs) if job.may_use(room.open))
+    turns = [(-job.priority, job.had_s, place, job, _offers(job, room, now_unix_ns)) for place, job in able]
     heapq.heapify(turns)
     starts: list[Start] = []
     while turns and room.open:

@@ -29,10 +29,11 @@ class Waiting:
     had_s: float = 0.0
     trial_s: float = 60.0
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing of it waits."""
-        return not self.pinned and not self.blocks
+    def may_use(self, hosts: Mapping[str, object]) -> bool:
+        """False when surely nothing of it could begin on any of these hosts, nor keep one: quick to tell, for there are many jobs."""
+        if self.blocks:
+            return True
+        return bool(self.pinned) and (not self.pinned.keys().isdisjoint(hosts) or bool(next(iter(self.pinned.values()))[0].nodes))
 
 
 @dataclass(frozen=True, slots=True)
