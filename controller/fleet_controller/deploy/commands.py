@@ -195,14 +195,15 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAll:
-    """Remove everything on the installation's list, and the list. `state_names`: what an agent keeps in its state folder."""
+    """Remove everything on the installation's list, and the list. `logs`, `state_names`: what an agent and its keeper make themselves."""
 
     root: str
+    logs: tuple[str, ...]
     state_names: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
         """As the installer takes it."""
-        return {"op": "remove", "state_names": self.state_names}
+        return {"op": "remove", "logs": self.logs, "state_names": self.state_names}
 
     def __str__(self) -> str:
         return f"remove all that the list {self.root}/made.jsonl names, then the list"

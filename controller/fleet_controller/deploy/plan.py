@@ -20,7 +20,10 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 LAYOUT = 1  # of a version's folder; a change makes all versions anew
 _SPARE_BYTES = 64 << 20
 _HEALTHY_START_S = 90.0
-STATE_NAMES = ("agent.sock", "artifacts", "journal", "load")
+_COMPILE_S = 300.0
+# The agent cannot write beside its program, so what each of its starts reads is compiled here. These take half a minute of a core, and
+# the process that reads them keeps its bytecode in the state folder.
+_COMPILED_LATER = ("ray-", "pyarrow-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,12 @@ def _bring(wanted: Wanted, found: Installed, version: str) -> list[Command]:
         commands.append(do.SendWheel(python.name, python.source, python.size, python.sha256, "python"))
     missing = [item for item in wanted.bundle.wheels if item.name not in found.wheels]
     commands += [do.SendWheel(item.name, item.source, item.size, item.sha256) for item in missing]
-    return [*commands, _version(wanted, f"{root}/versions/{version}", version)]
+    folders = [f"{root}/wheels/{item.name}" for item in missing if not item.name.startswith(_COMPILED_LATER)]
+    commands.append(_version(wanted, f"{root}/versions/{version}", version))
+    if folders:
+        python = wanted.interpreter.executable(root)
+        commands.append(do.RunProgram((python, "-I", "-m", "compileall", "-q", *folders), timeout_s=_COMPILE_S))
+    return commands
 
 
 def _version(wanted: Wanted, folder: str, name: str) -> do.MakeVersion:

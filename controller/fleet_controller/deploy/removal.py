@@ -11,12 +11,13 @@ from fleet_controller.deploy.apply import HostResult, Tools, last_words, read_fa
 from fleet_controller.deploy.commands import Command
 from fleet_controller.deploy.facts import DAEMON, Facts, Installed
 from fleet_controller.deploy.places import UNIT, Place, place_of
-from fleet_controller.deploy.plan import STATE_NAMES
 from fleet_controller.deploy.session import DeployFailed, Session
 from fleet_controller.deploy.ssh import Connection
 from fleet_protos.errors import Conflict
 
 STOP_S = 150.0
+LOGS = ("agent.log", "agent.log.1", "keeper.log", "keeper.json", "keeper.json.new")
+STATE_NAMES = ("agent.sock", "artifacts", "journal", "load")
 
 
 async def undeploy_host(host: FleetHost, tools: Tools) -> HostResult:
@@ -51,11 +52,11 @@ def plan_removal(place: Place, found: Installed, facts: Facts, *, force: bool) -
         asking = [do.RequireIdle((f"{place.root}/versions/{found.current}/bin/fleet-agent", "pending", "--state", place.state))]
     if place.mode == DAEMON:
         stopping = [do.RunProgram(keeper, timeout_s=STOP_S)] if f"{place.root}/keeper.py" in found.files else []
-        return (*asking, *stopping, *asking, do.RemoveAll(place.root, STATE_NAMES))
+        return (*asking, *stopping, *asking, do.RemoveAll(place.root, LOGS, STATE_NAMES))
     stop = do.RunProgram(place.systemctl("stop", UNIT), timeout_s=STOP_S)
     reload = do.RunProgram(place.systemctl("daemon-reload"))
     started = place.unit in found.files
-    return (*asking, *([stop] if started else []), *asking, do.RemoveAll(place.root, STATE_NAMES), *([reload] if started else []))
+    return (*asking, *([stop] if started else []), *asking, do.RemoveAll(place.root, LOGS, STATE_NAMES), *([reload] if started else []))
 
 
 def _judge(host: str, command: Command, answer: Any) -> list[str]:

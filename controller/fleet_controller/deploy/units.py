@@ -10,6 +10,7 @@ from fleet_controller.core.inventory import FleetHost
 from fleet_controller.deploy.facts import SYSTEM
 from fleet_controller.deploy.places import Place
 
+_CACHES = ("_HOME", "_CACHE", "_DIR", "_CACHE_DIR")  # variables of servers that name a folder to write to, such as HF_HOME
 LAUNCHER = """\
 #!{python}
 import sys
@@ -31,10 +32,12 @@ def unit_text(place: Place, host: FleetHost) -> str:
         kind = "containers" if host.allow.images or host.server_image else "servers"
         hardening = (folder / f"hardening-{kind}.conf").read_text(encoding="utf-8")
     text = (folder / f"{place.mode}.service").read_text(encoding="utf-8")
-    writable = " ".join(dict.fromkeys((place.state, f"-{place.home}")))
+    caches = [f"-{value}" for key, value in sorted(host.env.items()) if value.startswith("/") and key.endswith(_CACHES)]
+    writable = " ".join(dict.fromkeys((place.state, f"-{place.home}", *caches)))
+    text = text.replace("@HARDENING@", hardening.rstrip())
     values = {
         "@ROOT@": place.root, "@CONFIG@": place.config, "@STATE@": place.state, "@USER@": place.owner, "@HOME@": place.home,
-        "@WRITABLE@": writable, "@HARDENING@": hardening.rstrip(),
+        "@WRITABLE@": writable,
     }  # fmt: skip
     for mark, value in values.items():
         text = text.replace(mark, value)

@@ -274,6 +274,8 @@ class Installation:
                 left += remove_tree(entry["path"])
             elif entry["kind"] == "state":
                 left += remove_known(entry["path"], frame["state_names"])
+        for name in frame["logs"]:
+            remove_file(self._path(name))
         left += self._remove_folders()
         return {"left": left[:20], "troubles": troubles}
 

@@ -43,13 +43,13 @@ def unpack_wheel(archive: str, target: str) -> None:
     """All files of a wheel, with the modes of its archive. Raises Refused when files and RECORD differ, or names lead elsewhere."""
     with zipfile.ZipFile(archive) as wheel:
         entries = [entry for entry in wheel.infolist() if not entry.filename.endswith("/")]
-        record = next((entry for entry in entries if entry.filename.endswith(".dist-info/RECORD")), None)
+        record = next((entry for entry in entries if is_record(entry.filename) and entry.filename.endswith("RECORD")), None)
         if record is None:
             raise Refused("a wheel without RECORD")
         listed = recorded(wheel.read(record).decode())
         for entry in entries:
             name = entry.filename
-            if name not in listed and ".dist-info/RECORD" not in name:
+            if name not in listed and not is_record(name):
                 raise Refused(f"a wheel holds {name}, which its RECORD does not list")
             place = installed_name(name)
             path = os.path.join(target, place)
@@ -60,6 +60,12 @@ def unpack_wheel(archive: str, target: str) -> None:
                 shutil.copyfileobj(content, file, CHUNK)
             os.chmod(path, 0o755 if (entry.external_attr >> 16) & 0o111 else 0o644)
     write_list(target)
+
+
+def is_record(name: str) -> bool:
+    """The list of a wheel or its signature, and not that of a package that it holds a copy of."""
+    folder, _, file = name.partition("/")
+    return folder.endswith(".dist-info") and file in ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 def recorded(text: str) -> "set[str]":
