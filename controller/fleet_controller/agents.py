@@ -14,6 +14,7 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
+from fleet_controller.core.claims import fault_of_self
 from fleet_controller.core.state import NO_SKEW, Clock
 from fleet_controller.hearing import Hearing
 from fleet_controller.report.values import HostFinding
@@ -132,6 +133,8 @@ class AgentClient:
         asked_ns = time.time_ns()
         try:
             info = from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+            if fault := fault_of_self(info.agent_id, info.host, {**info.labels, **info.fingerprint}):
+                raise Conflict(f"agent at {self.address}: {fault}", "look what answers there: no agent of benchfleet says so")
             self.clock = Clock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2) if info.now_unix_ns else NO_SKEW
             return info
         except HostUnreachable as error:

@@ -16,6 +16,7 @@ from fleet_controller.fleet import Fleet
 from fleet_controller.report.values import JobDetail
 from fleet_controller.working import working
 from fleet_protos import events as ev
+from fleet_protos.errors import HostUnreachable
 from fleet_protos.trial import Artifact, Outcome, Phase, RunResult, TrialSpec
 from tests.fakes.agent import FakeAgent, run_of
 
@@ -134,6 +135,23 @@ async def test_texts_without_end_are_cut_and_stored(tmp_path: Path, agent: FakeA
     (failed,) = [trial for trial in detail.trials if trial.outcome is Outcome.FAILED]
     assert (len(failed.failure_class) <= 128, len(failed.message) <= 65536) == (True, True)
     assert "\0" not in failed.failure_class + failed.message
+
+
+SELVES = [{"host": "\x1b[2Jgpu01"}, {"host": "../x"}, {"agent_id": "a b"}, {"labels": {"x": "y" * 100_000}}]
+
+
+@pytest.mark.parametrize("odd", SELVES, ids=lambda odd: str(odd)[:20])
+async def test_an_agent_that_is_none_of_ours_is_not_followed(tmp_path: Path, odd: dict[str, object]) -> None:
+    agent = FakeAgent(f"unix:{tmp_path}/a.sock", **odd)
+    await agent.up()
+    try:
+        async with working(tmp_path / "controller", [agent.address]) as here:
+            with pytest.raises(HostUnreachable, match="agent at"):
+                await here.fleet.submit(JOB, "job.yaml")
+            (status,) = await here.fleet.hosts()
+    finally:
+        await agent.down()
+    assert (status.state, "\x1b" in status.host + status.message) == ("unreachable", False)
 
 
 class Ear(logging.Handler):

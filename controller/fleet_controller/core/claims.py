@@ -15,7 +15,8 @@ from fleet_controller.core.state import Attempt
 from fleet_protos import events as ev
 from fleet_protos.trial import Artifact, RunResult
 
-HOST_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_AGENT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 LARGEST_EVENT_BYTES = 4 << 20
 LARGEST_ATTEMPT_BYTES = 64 << 20  # all events of one attempt together
 LARGEST_ARTIFACT_BYTES = 16 << 30
@@ -26,6 +27,15 @@ _NAMES = ("failure_class", "workload", "rank", "phase", "code", "ended_by")
 _TRIAL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def fault_of_self(agent_id: str, host: str, told: Mapping[str, str]) -> str:
+    """Why an agent does not describe itself as one of ours does; empty when it may be. `told`: its labels and its fingerprint."""
+    if not _AGENT_ID.fullmatch(agent_id) or not _HOST.fullmatch(host):
+        return f"it calls itself agent {agent_id[:80]!a} of the host {host[:80]!a}"
+    if len(told) > 1000 or any(len(name) + len(value) > 4096 for name, value in told.items()):
+        return "its labels and fingerprint have no end"
+    return ""
 
 
 def fault_of(event: ev.Event) -> str:
