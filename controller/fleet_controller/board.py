@@ -112,6 +112,17 @@ class JobOnBoard:
         hosts = sum(len(trial.hosts) for trial in self.active.values())
         return self._account.had_s(hosts, self._account.trial_s(self._planned_trial_s))
 
+    def is_like(self, priority: int) -> bool:
+        """It takes turns with jobs of that priority."""
+        return self.row.priority == priority
+
+    def catch_up(self, others: Iterable[JobOnBoard]) -> None:
+        """It begins after it had nothing running, beside these that run: what it could not use is not owed to it."""
+        trial_s = self._account.trial_s(self._planned_trial_s)
+        before_s = self.had_s - sum(len(trial.hosts) for trial in self.active.values()) * trial_s
+        self._account = self._account.caught_up(before_s, min((other.had_s for other in others), default=before_s))
+        self._waiting = None
+
     def works_elsewhere(self, trial: Trial) -> bool:
         """The variant of a trial was launched well on another host."""
         spec = trial.spec
@@ -167,7 +178,10 @@ class Board:
             return None
         if progress and not place_of(trial_id)[1]:
             job.progress[trial_id] = progress
+        was_idle = not job.active
         trial = job.put(job.nodes[trial_id].changed(attempt))
+        if was_idle and job.active:
+            job.catch_up(self.running_jobs(job))
         if trial.is_active:
             self._active[trial.spec.trial_id] = job
         else:
@@ -212,6 +226,16 @@ class Board:
     def open_jobs(self) -> tuple[JobOnBoard, ...]:
         """Those that are not over, oldest first."""
         return tuple(self._open.values())
+
+    def running_jobs(self, beside: JobOnBoard) -> list[JobOnBoard]:
+        """The other jobs of its priority that have something running."""
+        jobs = {id(job): job for job in self._active.values()}.values()
+        return [job for job in jobs if job is not beside and job.is_like(beside.row.priority)]
+
+    def standing(self, priority: int) -> list[tuple[float, float]]:
+        """What jobs of that priority have had and what one more trial is reckoned at: of those that run, else of those that wait."""
+        jobs = [job for job in self.open_jobs if job.is_like(priority)]
+        return [(job.had_s, job.waiting.trial_s) for job in [job for job in jobs if job.active] or jobs]
 
     def hopeless(self) -> Iterator[NotAgain]:
         """Trials that are not to be launched, since their variant failed for good; each job is looked at once after such a failure."""

@@ -163,7 +163,7 @@ class Fleet:
         row = replace(
             _row(job_id, loaded, estimate(plan, loaded.job)),
             placement=self._placement(loaded.job.hosts, specs, plan.hosts).to_json(),
-            joined_s=joins_at(job.had_s for job in self._desk.board.open_jobs if job.row.priority == loaded.job.priority),
+            joined_s=joins_at(self._desk.board.standing(loaded.job.priority)),
         )
         return await self._desk.add_job(row, [Trial(spec) for spec in specs], request_key)
 

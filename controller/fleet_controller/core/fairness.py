@@ -1,7 +1,8 @@
 """Owns how much host time a job counts as having had, by which jobs of one priority take turns. Reads no clock.
 
-Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host seconds: the job that has had least goes first, and one that joins
-starts where the one that had least stood. So it owes nothing for the time before it, and a flow of new jobs holds up no old one.
+Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host seconds: the job that has had least goes first. One that joins starts a
+trial behind the one that had least, so a flow of new jobs holds up no old one; one that had nothing running starts from where the least
+of those that run stands, so that nobody is owed anything for a time in which it could not run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Account:
         change = _ended(after) if before is None else tuple(new - old for new, old in zip(_ended(after), _ended(before), strict=True))
         return replace(self, ended_s=self.ended_s + change[0] * self.share, ended=self.ended + int(change[1]))
 
+    def caught_up(self, had_s: float, least_s: float) -> Account:
+        """The account of a job that had nothing running and begins again: not behind `least_s`, the least of those that run."""
+        return replace(self, joined_s=self.joined_s + max(0.0, least_s - had_s))
+
     def trial_s(self, planned_s: float = UNKNOWN_TRIAL_S) -> float:
         """Host seconds that one more trial is reckoned at: the mean of those that are over, else the plan's guess."""
         return (self.ended_s / self.ended if self.ended else planned_s * self.share) or UNKNOWN_TRIAL_S
@@ -38,9 +43,9 @@ class Account:
         return self.joined_s + self.ended_s + active_hosts * trial_s
 
 
-def joins_at(standing: Iterable[float]) -> float:
-    """Where a new job begins to count: with the least that a job which is not over has had, 0 when there is none."""
-    return min(standing, default=0.0)
+def joins_at(standing: Iterable[tuple[float, float]]) -> float:
+    """Where a new job begins to count, by (had_s, trial_s) of those that it meets: behind the next trial of who had least; 0 alone."""
+    return min((had_s + trial_s for had_s, trial_s in standing), default=0.0)
 
 
 def _ended(trial: Trial) -> tuple[float, int]:
