@@ -147,7 +147,7 @@ def _type_hint(kind: str, written: object) -> str:
     if kind in ("int_type", "float_type") and isinstance(written, str) and re.fullmatch(r"-?[0-9.]+", written):
         return f"write it without quotes: {written}"
     if kind == "tuple_type":
-        return f"write it in brackets: [{_plain(written)}]"
+        return "write a list: `- ` before each" if isinstance(written, dict) else f"write it in brackets: [{_plain(written)}]"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from fleet_controller.core.inventory import AGENT_PORT, Ssh
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import INFO, Finding
-from fleet_controller.spec.fleet_layers import PLACEHOLDER, FleetReading, Layers, is_range
+from fleet_controller.spec.fleet_layers import PLACEHOLDER, FleetReading, Layers
 from fleet_controller.spec.fleet_ranges import MOST_NAMES, BadRange
 from fleet_controller.spec.fleet_resolve import said_of
 from fleet_controller.spec.fleet_ssh import Note, Paths, reached
@@ -17,7 +18,7 @@ from fleet_controller.spec.models import NAME_PATTERN
 from fleet_controller.spec.ssh_config import SshConfig
 
 MOST_HOSTS = MOST_NAMES
-_ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?\]?")
+_ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _OTHER_PLACEHOLDER = re.compile(r"\{(?!name\})[^}]*\}|[{}]")
 
 
@@ -118,8 +119,10 @@ def _ways(
     except BadRange as bad:
         yield _bad_range(reading, at, str(layers.value("address")), bad)
         return
-    bad_one = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
-    if bad_one is not None and not is_range(bad_one):
+    bad_one = next((address for address in addresses if not _is_address(address)), None)
+    if bad_one is not None:
+        if layers.value("address") is None or _OTHER_PLACEHOLDER.search(layers.value("address").replace(PLACEHOLDER, "")):
+            return  # told of the name, or of the placeholder
         hint = "a name or an IP address alone: user and ports are keys of their own"
         yield reading.finding("bad_address", at, f"`{bad_one[:60]}` is no address", hint)
         return
@@ -137,6 +140,16 @@ def _ways(
 
 def _address_place(layers: Layers) -> Path:
     return layers.where("address") if layers.value("address") is not None else (*layers.path, "name")
+
+
+def _is_address(text: str) -> bool:
+    """A name, or an IP address with or without its brackets."""
+    if _ADDRESS.fullmatch(text):
+        return True
+    try:
+        return ipaddress.ip_address(text.removeprefix("[").removesuffix("]")).version == 6
+    except ValueError:
+        return False
 
 
 def _same_place(reading: FleetReading, layers: Layers, name: str, way: Ssh, known: Known) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 from fleet_controller.spec.document import Document, Path, dotted
 from fleet_controller.spec.findings import ERROR, Finding
 from fleet_controller.spec.fleet_models import FleetFile, Group, Host, HostKeys
-from fleet_controller.spec.fleet_ranges import BadRange, expand, is_range
+from fleet_controller.spec.fleet_ranges import BadRange, expand
 
 PLACEHOLDER = "{name}"
 
@@ -107,6 +107,3 @@ class FleetReading:
         """The mapping at `path` as it was written; empty when there is none."""
         found = self.document.at(path, {})
         return found if isinstance(found, dict) else {}
-
-
-__all__ = ["PLACEHOLDER", "FleetReading", "Layers", "is_range"]

@@ -52,21 +52,34 @@ def _remote_path(written: object) -> object:
     return written
 
 
+def _agent_python(written: object) -> object:
+    return written if written in ("auto", "bundled") else _remote_path(written)
+
+
+def _pattern(written: object) -> object:
+    if isinstance(written, str) and not written.isprintable():
+        raise _refuse("bad_pattern", "holds what no pattern can", "write a name, or one with `*` and `?`")
+    return written
+
+
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_many, json_schema_input_type=str | tuple[str, ...])]
 User = Annotated[str, BeforeValidator(_user), WithJsonSchema({"type": "string", "pattern": USER_PATTERN})]
 Endpoint = Annotated[str, BeforeValidator(_endpoint), WithJsonSchema({"type": "string", "pattern": f"^{_ENDPOINT.pattern}$"})]
 Currency = Annotated[str, BeforeValidator(_currency), WithJsonSchema({"type": "string", "pattern": CURRENCY_PATTERN})]
 RemotePath = Annotated[Text, BeforeValidator(_remote_path)]
+AgentPython = Annotated[Text, BeforeValidator(_agent_python)]
+_Pattern = Annotated[Text, BeforeValidator(_pattern)]
+Patterns = Annotated[tuple[_Pattern, ...], BeforeValidator(_many, json_schema_input_type=str | tuple[str, ...])]
 
 
 class Allow(Section):
     """What jobs may ask of a host, beyond what its agent allows anyway; patterns with `*` and `?`."""
 
-    python: Texts = Field(default=(), description="Python interpreters that servers may be started with, as paths on the host.")
-    images: Texts = Field(default=(), description="Container images.")
-    models: Texts = Field(default=(), description="Folders and names of models.")
-    mounts: Texts = Field(default=(), description="Folders of the host that a container may mount.")
-    env: Texts = Field(default=(), description="Variables of servers, beside the built-in list (NCCL_*, SGLANG_*, CUDA_*, …).")
+    python: Patterns = Field(default=(), description="Python interpreters that servers may be started with, as paths on the host.")
+    images: Patterns = Field(default=(), description="Container images.")
+    models: Patterns = Field(default=(), description="Folders and names of models.")
+    mounts: Patterns = Field(default=(), description="Folders of the host that a container may mount.")
+    env: Patterns = Field(default=(), description="Variables of servers, beside the built-in list (NCCL_*, SGLANG_*, CUDA_*, …).")
 
 
 class Install(Section):
@@ -78,7 +91,7 @@ class Install(Section):
     path: RemotePath | None = Field(default=None, description="Folder of the program; default: that of the mode.")
     state: RemotePath | None = Field(default=None, description="Folder of journal and artifacts; default: that of the mode.")
     run_as: User | None = Field(default=None, description="User that the agent and its servers run as; default: who logs in.")
-    python: Text | None = Field(default=None, description="Interpreter of the agent: auto (default), bundled, or a path on the host.")
+    python: AgentPython | None = Field(default=None, description="Interpreter of the agent: auto (default), bundled, or a path there.")
 
 
 class HostKeys(Section):
@@ -97,7 +110,7 @@ class HostKeys(Section):
     labels: Labels = Field(default={}, description="What the `hosts.labels` of a job match.")
     gpus: Gpus | None = Field(default=None, description="GPUs that jobs may use; default: all that are there.")
     simulated_gpus: Gpus | None = Field(default=None, description="GPUs that the simulated engine may pretend to use.")
-    python: Text | None = Field(default=None, description="Python with SGLang, for jobs that name neither Python nor image.")
+    python: RemotePath | None = Field(default=None, description="Python with SGLang, for jobs that name neither Python nor image.")
     image: Text | None = Field(default=None, description="Container image with SGLang, for jobs that name neither Python nor image.")
     env: Variables = Field(default={}, description="Variables of every server there; a job's own win, null takes one away.")
     cost_per_hour: Cost | None = Field(default=None, description="What the whole host costs in an hour, in the fleet's currency.")
