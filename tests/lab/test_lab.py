@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -293,6 +294,16 @@ def test_hosts_by_hand_come_with_a_fleet_file_that_reaches_them(shared_lab: Lab,
     ]
     assert inventory.hosts[0].ssh.identities == (str(shared_lab.identity),)
     assert inventory.hosts[1].ssh.known_hosts == (str(hosts[1].known_hosts),)
+
+
+@pytest.mark.parametrize(("ci", "code", "word"), [("", 0, "SKIPPED"), ("true", 1, "ERROR")])
+def test_where_no_lab_can_be_made_its_tests_say_why_and_fail_in_ci(ci: str, code: int, word: str) -> None:
+    bound = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]  # root of a container without privileges
+    one = f"{__file__}::{test_eight_hosts_are_up_within_seconds.__name__}"
+    tests = [sys.executable, "-m", "pytest", "-rsE", "-p", "no:cacheprovider", one]
+    done = subprocess.run([*bound, *tests], cwd=CHECKOUT, env={**os.environ, "CI": ci}, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert word in done.stdout and "does not let root make namespaces" in done.stdout
 
 
 KILLED = """
