@@ -17,8 +17,6 @@ from fleet_protos.errors import ConfigError, ExitCode
 if TYPE_CHECKING:
     from fleet_controller.trust.authority import Authority
 
-_USER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One action, by name."""
@@ -76,8 +74,6 @@ def _issue(arguments: argparse.Namespace, console: Console) -> None:
     from fleet_controller.trust import folder as files
 
     name, folder = arguments.names[0], Path(arguments.output)
-    if not _USER.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot stand in a certificate", "use letters, digits, `.`, `-` and `_`, at most 63")
     if folder.exists():
         raise ConfigError(f"{folder} exists already; nothing was written", "name a folder that does not exist")
     authority = _open(arguments)

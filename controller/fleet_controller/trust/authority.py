@@ -11,6 +11,7 @@ Everything is read anew for each call, so that any number of commands and thread
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ from fleet_protos.revoked import Revocation, read_revoked, revoked_text
 if TYPE_CHECKING:
     from fleet_controller.trust.certify import Issued
 
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _PINS = 4  # of one host: its newest, and those that a deploy which did not come to its end may have left there
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 
@@ -114,8 +116,7 @@ class Authority:
         )
 
     def _pins(self, host: str) -> Path:
-        if not host or "/" in host or host.startswith("."):
-            raise ConfigError(f"{host!r} is no name of a host", "use letters, digits, `.`, `-` and `_`")
+        _check_name(host)
         return self.folder / "agents" / f"{host}.crt"
 
     def needs_new(self, host: str, fingerprint: str, now_unix_s: float) -> str:
@@ -171,6 +172,7 @@ class Authority:
 
     def issue_user(self, name: str) -> Issued:
         """A certificate for a user on another machine. The key is in the result alone."""
+        _check_name(name)
         with self._alone():
             return self._issue(Role.USER, name, f"{name}.user.benchfleet")
 
@@ -331,6 +333,12 @@ class Authority:
 def lock_of(folder: Path) -> Path:
     """Held by whoever changes a trust folder, or makes it."""
     return folder.parent / f".{folder.name}.lock"
+
+
+def _check_name(name: str) -> None:
+    """Raises ConfigError for one that cannot stand in a certificate, or is no name of a file."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for a certificate", "use letters, digits, `.`, `-` and `_`, at most 63")
 
 
 def _now() -> datetime:

@@ -21,13 +21,14 @@ def establish(folder: Path, user: str, *, replace: bool = False) -> bool:
     """
     with files.alone(lock_of(folder)):
         files.sweep(folder)
-        if folder.exists() and any(folder.iterdir()):
-            if not replace:
-                Authority.open(folder)
-                return False
+        there = folder.exists() and any(folder.iterdir())
+        if there and replace:
             folder.rename(folder.with_name(f"{folder.name}.replaced-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"))
-        files.make(folder, _content(user, datetime.now(UTC)))
-    return True
+        if not there or replace:
+            files.make(folder, _content(user, datetime.now(UTC)))
+            return True
+    Authority.open(folder)
+    return False
 
 
 def _content(user: str, now: datetime) -> dict[str, tuple[bytes, bool]]:
