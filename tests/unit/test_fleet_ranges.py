@@ -34,7 +34,7 @@ def test_the_brackets_of_an_address_are_no_range() -> None:
 
 
 @given(PREFIXES, SPANS, WIDTHS, PREFIXES)
-def test_a_padded_range_is_the_numbers_in_order_each_with_the_same_digits(before: str, span: tuple[int, int], width: int, after: str) -> None:
+def test_a_padded_range_is_its_numbers_each_with_the_same_digits(before: str, span: tuple[int, int], width: int, after: str) -> None:
     first, last = (f"{number:0{max(width, len(str(span[1])))}}" for number in span)
     names = expand(f"{before}[{first}-{last}]{after}")
     assert [int(name.removeprefix(before).removesuffix(after) if after else name.removeprefix(before)) for name in names] == list(

@@ -120,10 +120,13 @@ class HostKeys(Section):
     install: Annotated[Install, or_nothing(Install)] = Field(default=Install(), description="Where and how the agent is installed.")
 
 
+HostName = Annotated[Text, WithJsonSchema({"type": ["string", "integer"], "minLength": 1})]  # `name: 12` is read as text
+
+
 class Host(HostKeys):
     """One host, or as many as its name is a range of."""
 
-    name: Text = Field(description="How findings, results and metrics call it; a range, gpu[01-16], stands for many.")
+    name: HostName = Field(description="How findings, results and metrics call it; a range, gpu[01-16], stands for many.")
 
 
 def _none(written: object) -> object:
@@ -134,10 +137,10 @@ def _named(written: object) -> object:
     return {"name": written} if isinstance(written, str) else written
 
 
-HostEntry = Annotated[Host, BeforeValidator(_named, json_schema_input_type=Host | str)]
+HostEntry = Annotated[Host, BeforeValidator(_named, json_schema_input_type=Host | str | int)]
 
 
-Hosts = Annotated[tuple[HostEntry, ...], BeforeValidator(_none, json_schema_input_type=tuple[Host | str, ...] | None)]
+Hosts = Annotated[tuple[HostEntry, ...], BeforeValidator(_none, json_schema_input_type=tuple[Host | str | int, ...] | None)]
 
 
 class Group(HostKeys):
