@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from grpc import aio
 
 from fleet_protos import events as ev
 from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.lease import Lease
+from fleet_protos.protocol import PROTOCOL
 from fleet_protos.sockets import bind
 from fleet_protos.trial import Artifact, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
@@ -47,12 +50,18 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     labels: dict[str, str] = field(default_factory=dict)
     hangs: bool = False  # StartTrial is never answered
     holds_acknowledgements: bool = False  # AckEvents is never answered
+    protocol: int = PROTOCOL
+    ahead_s: float = 0.0  # of its clock, before that of this machine
+    takes_no_trials: str = ""
+    kept: list[str] = field(default_factory=list)  # TRIAL/ATTEMPT whose files wait to be released
     findings: list[pb.HostFinding] = field(default_factory=list)  # of CheckHost
 
     def __post_init__(self) -> None:
         self.journal: list[ev.Event] = []
         self.started: list[TrialSpec] = []
         self.cancelled: list[tuple[str, int]] = []
+        self.leases: list[Lease] = []  # of each order, in turn
+        self.released: list[str] = []
         self.acknowledged = 0
         self.asked_to_check = asyncio.Event()
         self.acknowledgements = 0
@@ -77,7 +86,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     def tell(self, spec: TrialSpec, body: ev.Body, phase: Phase = Phase.MEASURING) -> None:
         """Journal an event and send it to whoever watches."""
-        self.journal.append(ev.Event(len(self.journal) + 1, len(self.journal) + 100, spec.trial_id, spec.attempt, 0, phase, body))
+        at_ns = time.time_ns() + round(self.ahead_s * 1e9)
+        self.journal.append(ev.Event(len(self.journal) + 1, at_ns, spec.trial_id, spec.attempt, 0, phase, body))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -88,14 +98,21 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     async def Describe(self, request: Any, context: Any) -> pb.DescribeResponse:
         return pb.DescribeResponse(
             agent_id=self.agent_id, host=self.host, simulated_gpus=self.simulated_gpus, last_sequence=len(self.journal), pid=1,
-            labels=self.labels,
+            labels=self.labels, protocol=self.protocol, now_unix_ns=time.time_ns() + round(self.ahead_s * 1e9),
+            takes_no_trials=self.takes_no_trials, kept_attempts=self.kept, active_trials=self.active(),
         )  # fmt: skip
+
+    def active(self) -> list[str]:
+        """TRIAL/ATTEMPT that were begun here and are not over."""
+        over = {(event.trial_id, event.attempt) for event in self.journal if isinstance(event.body, ev.TrialOver)}
+        return [f"{spec.trial_id}/{spec.attempt}" for spec in self.started if (spec.trial_id, spec.attempt) not in over]
 
     async def StartTrial(self, request: Any, context: Any) -> pb.StartTrialResponse:
         if self.hangs:
             await asyncio.Event().wait()
         if self.refusals:
             await context.abort(self.refusals.pop(0), "not now")
+        self.leases.append(from_proto(Lease, request.lease))
         spec = from_proto(TrialSpec, request.spec)
         if spec in self.started:
             return pb.StartTrialResponse(known=True)
@@ -137,6 +154,12 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             await asyncio.Event().wait()
         self.acknowledged = max(self.acknowledged, request.up_to_sequence)
         return pb.AckEventsResponse()
+
+    async def ReleaseAttempt(self, request: Any, context: Any) -> pb.ReleaseAttemptResponse:
+        name = f"{request.trial_id}/{request.attempt}"
+        self.released.append(name)
+        self.kept = [kept for kept in self.kept if kept != name]
+        return pb.ReleaseAttemptResponse()
 
     async def FetchArtifact(self, request: Any, context: Any) -> AsyncIterator[pb.FetchArtifactResponse]:
         self.offsets.append(request.offset)
