@@ -28,6 +28,7 @@ from fleet_protos.trial import TrialSpec
 
 log = logging.getLogger(__name__)
 
+_CORES_LEAST: Final = 2  # what a near load takes on the smallest host
 _LEAVE_S: Final = 3.0  # for the process to end by itself; Ray's parts are killed by it anyway
 Key = tuple[str, int]
 
@@ -192,7 +193,10 @@ def _env(folder: Path) -> Mapping[str, str]:
 
 
 def _check(part: Part) -> None:
-    """Raises ConfigError when this host cannot be reached at the address it is told."""
+    """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not its own address."""
+    cpus = max(os.cpu_count() or 1, _CORES_LEAST)
+    if part.cores > cpus:
+        raise ConfigError(f"host {part.host} has {cpus} cores and is to run {part.cores} shards", "lower load.shards, or choose more load hosts")
     try:
         family = socket.AF_INET6 if ip_address(part.address).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:

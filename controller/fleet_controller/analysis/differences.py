@@ -10,8 +10,8 @@ from fleet_protos.trial import Workload
 
 
 def differences(before: Job, after: Job) -> tuple[str, ...]:
-    """One line for each: another model, hosts that one shared, each workload of one name that was another load. Settings may differ."""
-    return (*_models(before, after), *_sharing(before, after), *_workloads(before, after))
+    """One line for each: another model, shared hosts, load from elsewhere, a workload of one name that is another. Settings may differ."""
+    return (*_models(before, after), *_sharing(before, after), *_load(before, after), *_workloads(before, after))
 
 
 def _models(before: Job, after: Job) -> Iterator[str]:
@@ -23,6 +23,20 @@ def _sharing(before: Job, after: Job) -> Iterator[str]:
     if before.hosts.share != after.hosts.share:
         which = "second" if after.hosts.share else "first"
         yield f"only the {which} job shared its hosts (hosts.share): the neighbours there may be all of the difference"
+
+
+def _load(before: Job, after: Job) -> Iterator[str]:
+    if before.load != after.load:
+        first, second = (_whence(job) for job in (before, after))
+        yield f"the load came from {first} in the first job and from {second} in the second: what lies between is part of the difference"
+
+
+def _whence(job: Job) -> str:
+    if job.load is None:
+        return "the server's own host"
+    hosts = job.load.hosts
+    chosen = ", ".join(hosts.names) or " ".join(f"{name}={value}" for name, value in hosts.labels.items()) or "load-only hosts"
+    return f"other hosts ({chosen}{f'; {job.load.shards} shards' if job.load.shards else ''})"
 
 
 def _workloads(before: Job, after: Job) -> Iterator[str]:

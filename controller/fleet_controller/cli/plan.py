@@ -17,6 +17,7 @@ from fleet_controller.core.cost import Cost, cost
 from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
+from fleet_controller.core.lending import lenders, lending_findings, load_plan
 from fleet_controller.core.plan import Plan, Variant, gangs_of, make_plan
 from fleet_controller.report.comparison import duration_text
 from fleet_controller.report.screen import table_text
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
     loaded, left_out = load_for(arguments, console)
     fleet = _fleet(arguments, console)
-    plan = plan_on(loaded.job, fleet) if fleet else make_plan(loaded.job, loaded.job.hosts.names or _stand_ins(loaded.job))
+    plan = plan_on(loaded.job, fleet) if fleet else _plan_alone(loaded.job)
     seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
     price = cost(plan, loaded.job, fleet) if fleet else None
     if arguments.json:
@@ -57,10 +58,17 @@ def _fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
     return read_fleet(path)
 
 
+def _plan_alone(job: Job) -> Plan:
+    """The plan without a fleet file: hosts that the job does not name are looked up when it is submitted."""
+    return make_plan(job, job.hosts.names or _stand_ins(job), load_plan(job, job.load.hosts.names if job.load else ()))
+
+
 def plan_on(job: Job, fleet: Inventory) -> Plan:
     """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of its own word that none matches."""
     known = [Candidate(host.name, host.labels, in_file=True, load_only=host.load_only) for host in fleet.hosts]
-    plan, found = make_plan(job, choose(job, known)), tuple(choice_findings(job, known))
+    hosts = choose(job, known)
+    plan = make_plan(job, hosts, load_plan(job, lenders(job, known, hosts)))
+    found = (*choice_findings(job, known), *lending_findings(job, known, hosts))
     return replace(plan, trials=(), findings=(*found, *(own for own in plan.findings if own.code != "no_hosts"))) if found else plan
 
 
@@ -84,7 +92,7 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
         [
             f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
             f" = {len(plan.trials)} trials · seed {plan.seed}",
-            f"workloads: {', '.join(plan.workloads)}",
+            f"workloads: {', '.join(plan.workloads)}{_whence(plan, job)}",
             "",
         ]
     )
@@ -94,6 +102,14 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
     for trial in plan.trials:
         orders.setdefault(("+".join((trial.host, *trial.members)), trial.block), []).append(f"v{trial.variant.index}")
     console.lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
+
+
+def _whence(plan: Plan, job: Job) -> str:
+    """Where the load comes from, when not from the server's own host."""
+    if job.load is None:
+        return ""
+    labels = " ".join(f"{name}={value}" for name, value in job.load.hosts.labels.items())
+    return f" · load from {', '.join(plan.load.hosts) or labels or 'load-only hosts'}"
 
 
 def _prunable(found: Sequence[Twin]) -> list[str]:
