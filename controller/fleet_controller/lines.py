@@ -47,12 +47,12 @@ class Lines:
         for line in self.all:
             if line.known is None:
                 continue
-            known = line.known if line.host not in wanted else wanted.pop(line.host).known
-            if known is line.known:
+            peer = wanted.pop(line.host, None)
+            if peer is not None and peer.known is not None:
+                await line.change(peer.known)
+            elif not line.leaving:
                 log.info("%s: it is no longer in the fleet file", line.host)
                 line.leaving = True
-            elif known is not None:
-                await line.change(known)
         for peer in wanted.values():
             line = self._made(peer)
             log.info("%s: it is new in the fleet file", line.host)
