@@ -130,6 +130,21 @@ def _connection(address: str, timeout_s: float) -> socket.socket:
     return connection
 
 
+def _connected(address: str, timeout_s: float) -> socket.socket:
+    """Of a unix: address too: the end of a tunnel on this machine."""
+    if not address.startswith("unix:"):
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address.removeprefix("unix:"))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def _last_word(line: ssl.SSLSocket) -> str:
     """What the server says first: an alert, the door's reason in words, or HTTP/2, which is no reason."""
     try:
@@ -142,8 +157,8 @@ def _last_word(line: ssl.SSLSocket) -> str:
 
 
 def _unreached(error: Exception) -> str:
-    kinds: tuple[tuple[type[Exception], str], ...] = (
-        (ConnectionRefusedError, "nothing listens there"),
+    kinds: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
+        ((ConnectionRefusedError, FileNotFoundError), "nothing listens there"),
         (TimeoutError, "no answer at all: is the host up, and is the port open in its firewall?"),
         (socket.gaierror, "no such host name"),
         (ValueError, "it is not HOST:PORT"),

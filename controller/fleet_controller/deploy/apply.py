@@ -104,9 +104,19 @@ async def _deploy(host: FleetHost, tools: Tools, connection: Connection) -> Host
     plan = plan_deploy(facts, wanted)
     if tools.dry_run:
         return HostResult(host.name, "planned", version=plan.version, commands=plan.commands, notes=plan.notes)
-    if not plan.commands:
-        return await _unchanged(host, tools, connection, wanted, plan)
-    return await _Carrying(host, tools, connection, wanted, plan).through()
+    if plan.commands:
+        result = await _Carrying(host, tools, connection, wanted, plan).through()
+    else:
+        result = await _unchanged(host, tools, connection, wanted, plan)
+    if result.state in ("changed", "unchanged"):
+        await tools.blocking(_note_certificate, host, facts, wanted, tools.authority)
+    return result
+
+
+def _note_certificate(host: FleetHost, facts: Facts, wanted: Wanted, authority: Authority) -> None:
+    """The agent answers with what lies there now: earlier certificates of the host are trusted no more."""
+    pem = wanted.trusted.certificate or facts.at(wanted.place.root).certificate.encode()
+    authority.installed(host.name, certificates(pem)[0].fingerprint)
 
 
 async def _unchanged(host: FleetHost, tools: Tools, connection: Connection, wanted: Wanted, plan: Plan) -> HostResult:

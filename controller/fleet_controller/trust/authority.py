@@ -164,11 +164,13 @@ class Authority:
             entry = next((entry for entry in self._known(Role.AGENT, host) if entry.fingerprint == fingerprint), None)
             if entry is None:
                 raise NotFound(f"the certificate {fingerprint[:12]} was not issued to host {host}", f"fleetctl deploy {host}")
-            self._write_ledger(self.ledger().installing(fingerprint))
+            if not entry.installed:
+                self._write_ledger(self.ledger().installing(fingerprint))
             pins = self._pins(host)
-            kept = [pem for pem in _pems(_read(pins)) if certificates(pem)[0].fingerprint == fingerprint] if pins.exists() else []
-            if kept:
-                files.write(pins, b"".join(kept), private=False)
+            pinned = _pems(_read(pins)) if pins.exists() else []
+            kept = [pem for pem in pinned if certificates(pem)[0].fingerprint == fingerprint]
+            if kept and kept != pinned:
+                files.write(pins, kept[0], private=False)
 
     def issue_user(self, name: str) -> Issued:
         """A certificate for a user on another machine. The key is in the result alone."""
