@@ -54,6 +54,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     ahead_s: float = 0.0  # of its clock, before that of this machine
     takes_no_trials: str = ""
     kept: list[str] = field(default_factory=list)  # TRIAL/ATTEMPT whose files wait to be released
+    extra: bytes = b""  # appended to each event on the wire, as a newer agent's fields would be
     findings: list[pb.HostFinding] = field(default_factory=list)  # of CheckHost
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.cancelled: list[tuple[str, int]] = []
         self.leases: list[Lease] = []  # of each order, in turn
         self.released: list[str] = []
+        self.described = 0
         self.acknowledged = 0
         self.asked_to_check = asyncio.Event()
         self.acknowledgements = 0
@@ -84,8 +86,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.address.removeprefix("unix:"))
 
-    def tell(self, spec: TrialSpec, body: ev.Body, phase: Phase = Phase.MEASURING) -> None:
-        """Journal an event and send it to whoever watches."""
+    def tell(self, spec: TrialSpec, body: ev.Body | None, phase: Phase = Phase.MEASURING) -> None:
+        """Journal an event and send it to whoever watches; None: one of a kind that nobody knows yet."""
         at_ns = time.time_ns() + round(self.ahead_s * 1e9)
         self.journal.append(ev.Event(len(self.journal) + 1, at_ns, spec.trial_id, spec.attempt, 0, phase, body))
         self._changed.set()
@@ -96,6 +98,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.tell(spec, over or ev.TrialOver(Outcome.OK), Phase.OVER)
 
     async def Describe(self, request: Any, context: Any) -> pb.DescribeResponse:
+        self.described += 1
         return pb.DescribeResponse(
             agent_id=self.agent_id, host=self.host, simulated_gpus=self.simulated_gpus, last_sequence=len(self.journal), pid=1,
             labels=self.labels, protocol=self.protocol, now_unix_ns=time.time_ns() + round(self.ahead_s * 1e9),
@@ -144,7 +147,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             changed = self._changed
             for event in self.journal[sent:]:
                 sent = event.sequence
-                yield pb.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
+                wire = to_proto(event, trial_pb2.Event()).SerializeToString() + self.extra
+                yield pb.WatchEventsResponse(event=trial_pb2.Event.FromString(wire))
             await changed.wait()
 
     async def AckEvents(self, request: Any, context: Any) -> pb.AckEventsResponse:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -21,6 +19,7 @@ from fleet_controller.working import working
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Artifact, Outcome, Phase, TrialSpec
 from tests.fakes.agent import FakeAgent, run_of
+from tests.fakes.looks import eventually
 
 JOB = """\
 apiVersion: benchfleet/v1
@@ -33,9 +32,6 @@ baseline: {nccl: default}
 workloads: {single: {concurrency: 1, prompts: builtin:chat, output_tokens: 50}}
 measure: {launches: 1}
 """
-LOOKS, LOOK_S = 600, 0.05  # a job that is over sends no news, so it is looked at again and again
-T = TypeVar("T")
-
 
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
@@ -50,15 +46,6 @@ async def controller(folder: Path, *agents: FakeAgent, patience_s: float = 1.0) 
     follow = Following(peers(agent.address for agent in agents), give_up_after_s=patience_s)
     async with working(folder / "controller", follow) as here:
         yield here.fleet
-
-
-async def eventually(look: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
-    """What is seen as soon as it is as wanted."""
-    for _ in range(LOOKS):
-        if wanted(seen := await look()):
-            return seen
-        await asyncio.sleep(LOOK_S)
-    raise AssertionError(f"it did not come to that: {seen}")
 
 
 async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
