@@ -242,6 +242,15 @@ def test_until_a_new_certificate_was_seen_on_its_host_the_one_before_is_trusted_
         authority.installed("gpu01", "00" * 32)
 
 
+def test_any_number_of_deploys_that_fail_leave_what_the_host_has_trusted(authority: Authority) -> None:
+    there = authority.issue_agent("gpu01").certificate_pem
+    authority.installed("gpu01", fingerprint(there))
+    newest = [authority.issue_agent("gpu01").certificate_pem for _ in range(12)][-1]
+    files = authority.agent_files("gpu01")
+    assert (trusts(files, there), trusts(files, newest)) == (True, True)
+    assert len(certificates(files.authorities.read_bytes())) <= 4
+
+
 def test_a_host_that_never_had_a_certificate_is_told_apart(authority: Authority) -> None:
     with pytest.raises(ConfigError, match="no certificate was ever issued to host gpu09"):
         authority.agent_files("gpu09")

@@ -154,6 +154,8 @@ class Authority:
         with self._alone():
             issued = self._issue(Role.AGENT, host, agent_name(host), tuple(addresses))
             earlier = [pem for pem in _pems(_read(pins)) if not self._is_revoked(pem)] if pins.exists() else []
+            seen = {entry.fingerprint for entry in self.ledger().of(Role.AGENT, host) if entry.installed}
+            earlier.sort(key=lambda pem: certificates(pem)[0].fingerprint not in seen)  # what the host has stays trusted
             pins.parent.mkdir(exist_ok=True, mode=0o700)
             files.write(pins, b"".join([issued.certificate_pem, *earlier][:_PINS]), private=False)
         return issued
