@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import http.client
 import logging
+import os
 import re
-import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
+from fleet_agent.bounding import pieces
+from fleet_agent.engines.http import exchange
 from fleet_agent.secrets import Secrets
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial import Artifact
@@ -20,6 +22,7 @@ _TAIL_BYTES = 4096
 _NO_SECRETS = Secrets()
 _SCRAPE_LIMIT_BYTES = 4 << 20
 _SCRAPE_TIMEOUT_S = 5.0
+_MOST_NCCL_LOGS = 256
 
 
 def safe(name: str) -> str:
@@ -58,23 +61,36 @@ def gather(folder: Path, root: Path, secrets: Secrets = _NO_SECRETS) -> tuple[Ar
     """The server's own files, masked. Raw runs are named by their RunFinished and not repeated here. The log is frozen as a copy."""
     found = []
     for log, frozen in ((folder / "server.log", folder / "server-log.txt"), (folder / "witness.log", folder / "witness-log.txt")):
-        if log.is_file() and _kept(frozen, log.read_bytes()):  # a copy: the server may still write to its log while it is being fetched
+        if _is_own(log) and _copied(log, frozen):  # a copy: the server may still write to its log while it is being fetched
             secrets.mask_file(frozen)
             found.append(artifact(frozen, root))
-    for kept in (folder / "metrics.txt", *sorted(folder.glob("nccl-*.log"))):  # NCCL's own words, of the measured launch and of the witness
-        if kept.is_file():
+    nccl = sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]  # NCCL's own words, of the measured launch and of the witness
+    for kept in (folder / "metrics.txt", *nccl):
+        if _is_own(kept):
             secrets.mask_file(kept)
             found.append(artifact(kept, root))
     return tuple(found)
 
 
-def _kept(path: Path, content: bytes) -> bool:
+def _is_own(path: Path) -> bool:
+    """A plain file: a link that the server made in its folder may lead anywhere."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _copied(log: Path, frozen: Path) -> bool:
+    return _kept(frozen, (piece.replace(b"\0", b"") for piece in pieces(log)))  # the rest of a block that a hole begins in
+
+
+def _kept(path: Path, content: Iterable[bytes]) -> bool:
     """Write a file whole or not at all: what was measured counts without it. False, and told in the agent's log, when the disk is full."""
     try:
-        path.write_bytes(content)
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.writelines(content)
     except OSError as error:
         _log.warning("%s is not kept: %s", path, error.strerror)
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
         return False
     return True
 
@@ -82,17 +98,18 @@ def _kept(path: Path, content: bytes) -> bool:
 async def scrape(url: str, target: Path) -> None:
     """Keep the server's /metrics as they are now; a server that does not answer leaves no file."""
 
-    def fetch() -> None:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as answer:
-            _kept(target, answer.read(_SCRAPE_LIMIT_BYTES))
-
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # URLError is an OSError; the last: no HTTP, cut off
-        await asyncio.to_thread(fetch)
+    with contextlib.suppress(OSError, EOFError, ValueError):  # the last two: no HTTP, cut off; a timeout is an OSError
+        async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
+            status, content = await exchange(url, "/metrics")
+        if status == 200:
+            await asyncio.to_thread(_kept, target, (content[:_SCRAPE_LIMIT_BYTES],))
 
 
 def resolve(root: Path, name: str) -> Path:
     """The file of an artifact name. Raises ConfigError for a name that leads out of `root` or to nothing."""
-    path = (root / name).resolve()
+    path = root
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
+        path = (root / name).resolve(strict=True)
     if not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env":  # a container's variables are not told
-        raise ConfigError(f"no artifact {name!r}", "names are TRIAL/ATTEMPT/FILE as told by events")
+        raise ConfigError(f"no artifact {name[:300]!a}", "names are TRIAL/ATTEMPT/FILE as told by events")
     return path

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet_agent.bounding import next_data
 from fleet_agent.core.standstill import Course, Look, advance, begin, stands_still
 from fleet_knowledge.log.diagnosis import Diagnosis
 from fleet_knowledge.log.reader import LogReader
@@ -91,6 +92,7 @@ class LogFollower:
         grew = False
         try:
             with self._path.open("rb") as file:
+                self._offset = max(self._offset, next_data(file.fileno(), self._offset))  # a bounded log has a hole
                 file.seek(self._offset)
                 while piece := file.read(_PIECE_BYTES if end is None else max(0, min(_PIECE_BYTES, end - self._offset))):
                     self._offset += len(piece)

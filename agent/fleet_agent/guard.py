@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from fleet_agent import evidence
+from fleet_agent.bounding import keep_small
 from fleet_agent.core.standstill import stall_message
 from fleet_agent.engines.sglang.explain import of_runtime, silent
 from fleet_agent.following import Hanging, LogFollower, Stalled
@@ -29,6 +30,8 @@ _STALLED = (
     "Look at what its last lines say; a phase that is known to be slow here may be given longer by engine.phase_timeouts. Waiting for "
     "ready_timeout as well would not have helped."
 )
+
+_TOO_MUCH = "lower what the server dumps, traces or logs: its folder is for logs, not for results"
 
 # What gloo, NCCL and torch's store say of a peer that is gone
 _LOSS = re.compile(r"Connection (?:reset|closed)|[Rr]emote (?:worker|process)|Broken pipe|EOFError|ncclRemoteError|peer", re.I)
@@ -67,6 +70,7 @@ class Guard:
                 self._following,
                 tasks.create_task(self._members.watch(lambda member: self._see_death(f"{member} ended", member, told))),
                 tasks.create_task(self._see_exit(told)),
+                tasks.create_task(self._keep_small(told)),
             ]
             await self._dismissed.wait()
             for task in watching:
@@ -106,6 +110,13 @@ class Guard:
             message = stall_message(stalled.course, stalled.at_s, evidence.last_line(log))
             failure_class = f"stalled_{stalled.course.phase}"
             report(ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, failure_class, message, log_tail=evidence.tail(log), hint=_STALLED))
+
+    async def _keep_small(self, report: Report) -> None:
+        too_much = await keep_small(self._process.log)
+        if not self._is_dead:
+            self._is_dead = True
+            report(ev.ServerFailed(ErrorKind.CONFIG, "disk_budget", too_much, log_tail=evidence.tail(self._process.log), hint=_TOO_MUCH))
+            self._told.set()
 
     async def _see_exit(self, report: Report) -> None:
         exit_code = await self._process.wait()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet_agent.core import effects as fx
+from fleet_agent.core.bounds import bounded
 from fleet_agent.core.machine import Trial, accepts, new_trial, step
 from fleet_agent.errands import Errands
 from fleet_agent.journal import JournalFailed
@@ -69,7 +70,7 @@ class TrialRunner:
             await self._give_up(broken.exceptions[0])
 
     async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
-        body = self._errands.server.secrets.mask(body)  # before it is told to anyone
+        body = bounded(self._errands.server.secrets.mask(body))  # before it is told to anyone
         if not accepts(self.trial, body):
             log.info("trial %s: %s came too late, dropped", self.spec.trial_id, type(body).__name__)
             return

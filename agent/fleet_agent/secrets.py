@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fleet_agent.bounding import pieces
 from fleet_protos.errors import ConfigError
 
 SCHEME = "secret://"
@@ -23,7 +24,6 @@ SHORTEST = 8  # a shorter value would be found, and masked, all over a log
 
 _SHORTEST_PIECE = 12
 _LINE = re.compile(rf"({NAME_PATTERN})=(.*)", re.ASCII)
-_CHUNK_BYTES = 1 << 20
 _LARGEST_BYTES = 1 << 20
 V = TypeVar("V")
 
@@ -68,9 +68,9 @@ class Secrets:
             return False
         fresh = path.with_name(f"{path.name}.masked")
         overlap = max(len(value) for value, _ in pairs) - 1
-        with path.open("rb") as source, open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as target:
             held = b""
-            while chunk := source.read(_CHUNK_BYTES):
+            for chunk in pieces(path):
                 held = _replaced(held + chunk, pairs)
                 sure = max(0, len(held) - overlap)
                 target.write(held[:sure])
@@ -126,12 +126,11 @@ def _replaced(content: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def _holds(path: Path, values: list[bytes]) -> bool:
     overlap, held = max(map(len, values)) - 1, b""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            held += chunk
-            if any(value in held for value in values):
-                return True
-            held = held[-overlap:] if overlap else b""
+    for chunk in pieces(path):
+        held += chunk
+        if any(value in held for value in values):
+            return True
+        held = held[-overlap:] if overlap else b""
     return False
 
 

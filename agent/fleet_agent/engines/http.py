@@ -8,6 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Answer = tuple[int, bytes]
+LARGEST_ANSWER_BYTES = 32 << 20
+_PIECE_BYTES = 256 << 10
 
 
 async def exchange(url: str, path: str, body: dict[str, Any] | None = None) -> Answer:
@@ -20,15 +22,28 @@ async def exchange(url: str, path: str, body: dict[str, Any] | None = None) -> A
         head = f"{'GET' if body is None else 'POST'} {place.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
         head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
-        answer = await reader.read(-1)
+        answer = await _whole(reader)
     finally:
         writer.close()
     return _parse(answer)
 
 
+async def _whole(reader: asyncio.StreamReader) -> bytes:
+    """Everything up to the end. Raises EOFError for an answer that has none: a server that is looked at is somebody else's program."""
+    answer = bytearray()
+    while piece := await reader.read(_PIECE_BYTES):
+        answer += piece
+        if len(answer) > LARGEST_ANSWER_BYTES:
+            raise EOFError(f"the answer is larger than {LARGEST_ANSWER_BYTES} bytes")
+    return bytes(answer)
+
+
 def as_object(content: bytes) -> dict[str, Any]:
     """The JSON object in `content`. Raises ValueError when it is anything else."""
-    value = json.loads(content)
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError("JSON that is nested without end") from None
     if not isinstance(value, dict):
         raise ValueError(f"a JSON object was expected, not {type(value).__name__}")
     return value
