@@ -72,11 +72,16 @@ class Fleet:
         await self._care.load()
 
     async def expect_agents(self) -> None:
-        """The agents were just started: returns when all are connected, or when the time for a first contact is over."""
+        """The agents were just started: returns when all are connected, or when the time for a first contact is over.
+
+        Those of a fleet file were not: it is enough to know why one does not answer.
+        """
         deadline_s = time.monotonic() + self._first_contact_s
         for line in self._lines:
             line.try_now()
-        while not all(line.connected for line in self._lines) and (left_s := deadline_s - time.monotonic()) > 0:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if all(line.connected or (line.known and line.was_tried) for line in self._lines):
+                return
             await wait_for(self._desk.board.next_change(), left_s)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -109,7 +114,10 @@ class Fleet:
                 for host in self._desk.board.hosts_to_end():
                     self._names[host].give_orders()
                 self._care.tell(hosts)
-                self._stuck = ""
+                if not self._desk.trouble:
+                    self._stuck = ""
+                else:
+                    self._tell_stuck(self._desk.trouble)
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
                 self._tell_stuck(error.message)
             await wait_for(changed, _LOOK_AGAIN_S)
