@@ -61,8 +61,14 @@ def on_our_clock(request: Request, offset: Offset) -> Request:
 
 
 def spread_ns(starts: Iterable[tuple[int, Offset]]) -> int:
-    """How far apart shards may have begun, each start by its own clock: between the first and the last, and what the clocks leave open."""
+    """How far apart two of the shards may have begun at most, each start by its own clock, with what the clocks leave open."""
     known = [(offset.ours(at_ns), offset.uncertainty_ns) for at_ns, offset in starts]
     if len(known) < 2:
         return 0
-    return max(at_ns + open_ns for at_ns, open_ns in known) - min(at_ns - open_ns for at_ns, open_ns in known)
+    earliest = sorted(range(len(known)), key=lambda shard: known[shard][0] - known[shard][1])[:2]
+    return max(
+        known[later][0] + known[later][1] - (known[first][0] - known[first][1])
+        for later in range(len(known))
+        for first in earliest
+        if first != later
+    )

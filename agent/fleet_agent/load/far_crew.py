@@ -45,9 +45,10 @@ class _Member:
 class FarCrew:
     """Actors on the load hosts, each pinned to its own."""
 
-    def __init__(self, ray: Any, part: Part, files: Files) -> None:
+    def __init__(self, ray: Any, part: Part, files: Files, join_limit_s: float = JOIN_LIMIT_S) -> None:
         self._ray = ray
         self._part = part
+        self._join_limit_s = join_limit_s
         self._shards = part.shards or len(part.hosts)
         self._members: list[_Member] = []
         self._relays = Relays(part.address, files)
@@ -101,12 +102,12 @@ class FarCrew:
     async def _gathered(self) -> Mapping[str, str]:
         """Ray's id of the node of each load host."""
         try:
-            async with asyncio.timeout(JOIN_LIMIT_S):
+            async with asyncio.timeout(self._join_limit_s):
                 while self._missing(known := self._alive()):  # noqa: ASYNC110 - Ray tells of a new node to nobody
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             missing = ", ".join(self._missing(self._alive()))
-            told = f"load hosts did not join within {JOIN_LIMIT_S:.0f} s: {missing}"
+            told = f"load hosts did not join within {self._join_limit_s:.0f} s: {missing}"
             raise LoadFailed(told, "look at their agents' logs, and whether they reach this host at any port") from None
         return known
 

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import os
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +72,7 @@ async def _stay(node: RayNode) -> int:
         log.error("nothing listened at %s, where trial %s gathers its load, within %.0f s", part.lead_address, part.trial_id, LEAD_LIMIT_S)
         return NOT_JOINED
     try:
-        await asyncio.to_thread(node.start)
+        await _started(node)
     except (RuntimeError, OSError) as error:
         log.error("Ray did not join %s: %s", part.lead_address, error)
         return NOT_JOINED
@@ -78,6 +80,22 @@ async def _stay(node: RayNode) -> int:
     ended = await wait_for_end_of_ray(("raylet",))
     log.info("Ray's %s has ended: the lead is gone or has lost this host", ended)
     return RAY_ENDED
+
+
+async def _started(node: RayNode) -> None:
+    """Start Ray in a thread that holds up no end of this process, as one of a pool would. Raises RuntimeError or OSError."""
+    done: Future[None] = Future()
+
+    def start() -> None:
+        try:
+            node.start()
+        except (RuntimeError, OSError) as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=start, daemon=True).start()
+    await asyncio.wrap_future(done)
 
 
 def main() -> None:

@@ -196,7 +196,8 @@ def _check(part: Part) -> None:
     """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not its own address."""
     cpus = max(os.cpu_count() or 1, _CORES_LEAST)
     if part.cores > cpus:
-        raise ConfigError(f"host {part.host} has {cpus} cores and is to run {part.cores} shards", "lower load.shards, or choose more load hosts")
+        told = f"host {part.host} has {cpus} cores and is to run {part.cores} shards"
+        raise ConfigError(told, "lower load.shards, or choose more load hosts")
     try:
         family = socket.AF_INET6 if ip_address(part.address).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:

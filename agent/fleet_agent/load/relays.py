@@ -56,7 +56,7 @@ class Relays:
     async def _for(self, server_port: int) -> _Relay:
         if self._relay is not None and self._relay.server_port == server_port and self._relay.process.returncode is None:
             return self._relay
-        await self._end()
+        await self.end()
         files = self._files
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "fleet_agent.load.relay", "--address", self._address, "--port", str(server_port),
@@ -66,7 +66,8 @@ class Relays:
         self._relay = _Relay(process, server_port, int(await _line(process, _START_LIMIT_S)))
         return self._relay
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """End it; harmless when there is none."""
         relay, self._relay = self._relay, None
         if relay is not None and relay.process.stdin is not None:
             relay.process.stdin.close()

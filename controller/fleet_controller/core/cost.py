@@ -24,6 +24,8 @@ class Cost:
 def cost(plan: Plan, job: Job, fleet: Inventory) -> Cost | None:
     """What the plan costs; None when the fleet file tells no cost of any of its hosts."""
     seconds = busy_seconds(plan, job)
+    lent_s = sum(seconds.values()) / max(job.engine.gang.nodes, 1)  # a load host is with every trial, one after the other
+    seconds = {**seconds, **dict.fromkeys(plan.load.hosts, lent_s)}
     told = {name: host.cost_per_hour for name in seconds if (host := fleet.host(name)) is not None and host.cost_per_hour > 0}
     if not told:
         return None

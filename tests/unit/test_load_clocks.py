@@ -1,0 +1,50 @@
+"""Promises about times of several hosts: clocks that are apart by anything are reconciled, and how sure that is can be told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_agent.load.clocks import Look, Offset, estimate, on_our_clock, spread_ns
+from fleet_agent.load.records import Request, Response
+
+NANOSECONDS = st.integers(1, 10**18)
+WAYS = st.integers(0, 10**8)
+
+
+@given(NANOSECONDS, NANOSECONDS, st.lists(st.tuples(WAYS, WAYS), min_size=1, max_size=20))
+def test_the_offset_is_true_to_within_its_uncertainty_however_unequal_the_ways(ours: int, theirs: int, ways: list[tuple[int, int]]) -> None:
+    looks, now = [], ours
+    for there, back in ways:
+        looks.append(Look(now, now + there - ours + theirs, now + there + back))
+        now += there + back
+    found = estimate(looks)
+    assert abs(found.offset_ns - (theirs - ours)) <= found.uncertainty_ns
+    assert found.uncertainty_ns <= (min(there + back for there, back in ways) + 1) // 2
+
+
+def test_no_look_gives_no_offset() -> None:
+    with pytest.raises(ValueError, match="no look"):
+        estimate([])
+
+
+@given(st.integers(-(10**18), 10**18), NANOSECONDS, st.lists(NANOSECONDS, min_size=1, max_size=5))
+def test_moving_a_request_to_our_clock_keeps_its_latencies(offset_ns: int, sent_ns: int, gaps: list[int]) -> None:
+    times = tuple(sent_ns + sum(gaps[: count + 1]) for count in range(len(gaps)))
+    request = Request(3, sent_ns - 5, sent_ns, "d", Response(200, times, last_ns=times[-1]))
+    moved = on_our_clock(request, Offset(offset_ns))
+    assert moved.response.first_output_ns - moved.sent_ns == request.response.first_output_ns - request.sent_ns
+    assert moved.end_ns - moved.intended_ns == request.end_ns - request.intended_ns
+    assert Offset(offset_ns).theirs(moved.intended_ns) == request.intended_ns
+
+
+def test_what_never_happened_still_never_happened_on_our_clock() -> None:
+    moved = on_our_clock(Request(1, 100, 0, "d", Response(error_kind="connect")), Offset(40))
+    assert (moved.intended_ns, moved.sent_ns, moved.response.last_ns) == (60, 0, 0)
+
+
+def test_shards_that_began_together_are_apart_by_what_their_clocks_leave_open() -> None:
+    assert spread_ns([(1000, Offset(0, 30)), (6000, Offset(5000, 50))]) == 80
+    assert spread_ns([(1000, Offset(0, 30)), (6400, Offset(5000, 50))]) == 480
+    assert spread_ns([(1000, Offset(0, 30))]) == 0
