@@ -9,6 +9,8 @@ compile() {
     --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
 }
 compile pyproject.toml --extra agent --extra controller --output-file requirements/run.txt
+# What deploy brings to hosts: the same versions as were tested here.
+compile pyproject.toml --extra agent --constraints requirements/run.txt --output-file controller/fleet_controller/deploy/agent-requirements.txt
 compile pyproject.toml --extra dev --constraints requirements/run.txt --output-file requirements/dev.txt
 printf "%s\n" uv hatchling editables | compile - --constraints requirements/dev.txt --output-file requirements/tools.txt
 wc -l requirements/*.txt

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_agent.journal_file import read_header, records
+from fleet_agent.shelf import Shelf
 from fleet_protos.errors import ConfigError
 
 Key = tuple[str, int]  # trial id and attempt
@@ -35,14 +36,14 @@ class Pending:
 
 
 def pending(state: Path) -> dict[str, object]:
-    """`trials`: TRIAL/ATTEMPT that are not over; `unacknowledged`: events that no controller has.
+    """`trials`: TRIAL/ATTEMPT that are not over; `unacknowledged`: events that no controller has; `owed`: attempts whose files it lacks.
 
     Works while the agent runs: a last record that is being written counts as not there. Raises JournalDamaged, ConfigError.
     """
     path = state / "journal" / "events.jsonl"
     try:
         if not path.exists():
-            return {"trials": [], "unacknowledged": 0}
+            return {"trials": [], "unacknowledged": 0, "owed": []}
         base = int(read_header(path)["base_sequence"])
         found = Pending(base, base)
         for number, _, content in records(path):
@@ -50,4 +51,6 @@ def pending(state: Path) -> dict[str, object]:
                 found.read(json.loads(content))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "run this as the agent's user or as root") from error
-    return {"trials": [f"{trial}/{attempt}" for trial, attempt in found.open], "unacknowledged": max(found.last - found.acknowledged, 0)}
+    owed = Shelf(state / "artifacts").owed(frozenset(found.open))
+    trials = [f"{trial}/{attempt}" for trial, attempt in found.open]
+    return {"trials": trials, "unacknowledged": max(found.last - found.acknowledged, 0), "owed": owed}

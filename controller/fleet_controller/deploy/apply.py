@@ -18,6 +18,7 @@ from fleet_controller.deploy.bundle import Bundle, Bundler, Target, target_of
 from fleet_controller.deploy.commands import Command
 from fleet_controller.deploy.facts import DAEMON, Facts, parse_facts
 from fleet_controller.deploy.health import Line, Unhealthy, wait_healthy
+from fleet_controller.deploy.interpreters import bundled_python
 from fleet_controller.deploy.keyring import Keyring
 from fleet_controller.deploy.places import SYSTEM_USER, UNIT, place_of, roots
 from fleet_controller.deploy.plan import Interpreter, Plan, Trusted, Wanted, choose_python, plan_deploy
@@ -73,6 +74,12 @@ class Tools:
             if target not in self.bundles:
                 self.bundles[target] = self.bundler.bundle(target)
             return self.bundles[target]
+
+    def interpreter(self, machine: str) -> Interpreter:
+        """One that is brought along, for all hosts of an architecture."""
+        with self._building:
+            version, file = bundled_python(self.bundler.cache, machine)
+            return Interpreter(version, brought=file)
 
 
 async def deploy_host(host: FleetHost, tools: Tools) -> HostResult:
@@ -139,6 +146,7 @@ def read_facts(connection: Connection, host: FleetHost) -> Facts:
     source = remote_source("probe")
     question = {
         "roots": roots(host.install), "users": [host.install.run_as or SYSTEM_USER, SYSTEM_USER],
+        "python": "" if host.install.python in ("auto", "bundled") else host.install.python,
         "sudo": host.install.mode in ("auto", "system"), "source": source,
     }  # fmt: skip
     ran = connection.run(["python3", "-I", "-c", STARTER], json.dumps(question).encode() + b"\n")
@@ -152,14 +160,19 @@ def read_facts(connection: Connection, host: FleetHost) -> Facts:
 def wanted_of(host: FleetHost, facts: Facts, tools: Tools) -> Wanted:
     """What the fleet file, the bundle and the authority want of this host. Issues a certificate when the one there is no good."""
     place = place_of(host, facts)
-    python = choose_python(host, facts)
+    interpreter = tools.interpreter(facts.machine) if host.install.python == "bundled" else _found(host, facts)
     try:
-        target = target_of(python.version, facts.machine, facts.libc)
+        target = target_of(interpreter.version, facts.machine, facts.libc)
     except ConfigError as error:
         raise ConfigError(f"host {host.name}: {error.message}", error.hint) from error
     bundle = tools.bundle(target)
     trusted = _trusted(host, facts.at(place.root).certificate, tools)
-    return Wanted(host, place, bundle, Interpreter(python.version, python.path), trusted, remote_source("keeper"), tools.force)
+    return Wanted(host, place, bundle, interpreter, trusted, remote_source("keeper"), tools.force)
+
+
+def _found(host: FleetHost, facts: Facts) -> Interpreter:
+    python = choose_python(host, facts)
+    return Interpreter(python.version, python.path)
 
 
 def _trusted(host: FleetHost, installed: str, tools: Tools) -> Trusted:
@@ -212,7 +225,7 @@ class _Carrying:
     async def _do(self, session: Session, command: Command) -> None:
         if isinstance(command, do.CheckHealth):
             self._tools.say(self._host.name, "waiting for its agent")
-            return await self._check(session, self._wanted.bundle.version, HEALTHY_S)
+            return await self._check(session, command.version, HEALTHY_S)
         answer = await self._tools.blocking(session.carry_out, command)
         if isinstance(command, do.RequireIdle):
             self._require_idle(answer)
@@ -240,9 +253,12 @@ class _Carrying:
 
         line = Line(self._host, self._tools.authority, self._connection)
         try:
-            await wait_healthy(line.client, self._host, version, timeout_s, steady)
+            info = await wait_healthy(line.client, self._host, version.rpartition("-")[0], timeout_s, steady)
         finally:
             await line.close()
+        words = await self._tools.blocking(session.carry_out, do.RunProgram(("cat", f"/proc/{info.pid}/cmdline")))
+        if version not in words["out"]:
+            raise Unhealthy(f"the agent that answers on {self._host.name} (process {info.pid}) is not the one of version {version}")
 
     def _keeper(self, action: str) -> tuple[str, ...]:
         root = self._wanted.place.root
@@ -284,7 +300,7 @@ class _Carrying:
         for argv in restarts:
             await self._succeeds(session, argv)
         try:
-            await self._check(session, version.rpartition("-")[0], HEALTHY_S)
+            await self._check(session, version, HEALTHY_S)
         except Unhealthy as error:
             return f"version {version} is back, but it is not well either: {error.message}"
         return f"version {version} is back and answers; the new one was not kept"

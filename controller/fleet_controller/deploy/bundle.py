@@ -88,12 +88,12 @@ class Bundler:
     """Builds bundles in the user's cache. `wheels`: a folder to take wheels from instead of a package registry, None: the registry."""
 
     def __init__(self, cache: Path, wheels: Path | None = None) -> None:
-        self._cache = cache
+        self.cache = cache
         self._wheels = wheels
 
     def bundle(self, target: Target) -> Bundle:
         """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError with what pip said."""
-        folder = self._cache / "wheels" / target.tag
+        folder = self.cache / "wheels" / target.tag
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
             return self._built(folder, target)
@@ -154,14 +154,19 @@ def item_of(path: Path) -> Item:
     note, stamp = path.with_name(f".{path.name}.json"), [about.st_size, about.st_mtime_ns]
     told = json.loads(_read(note) or "{}")
     if told.get("stamp") != stamp:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = digest_of(path)
         with zipfile.ZipFile(path) as wheel:
             unpacked = sum(entry.file_size for entry in wheel.infolist())
         told = {"stamp": stamp, "sha256": digest, "unpacked": unpacked}
         _write_if_other(note, json.dumps(told).encode())
     name, version = path.name.split("-")[:2]
     return Item(f"{name}-{version}-{told['sha256'][:16]}", path, about.st_size, told["sha256"], told["unpacked"])
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def user_cache(environment: Mapping[str, str]) -> Path:

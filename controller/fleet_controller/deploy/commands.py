@@ -32,15 +32,15 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """Make a folder unless it is there. `kind` state: an agent writes in it."""
+    """Make a folder unless it is there. `agents`: names of what an agent will make in it, which is removed with all else."""
 
     path: str
     owned: Owned = Owned()
-    kind: str = "folder"
+    agents: tuple[str, ...] = ()
 
     def frame(self) -> dict[str, Any]:
         """As the installer takes it."""
-        return {"op": "folder", "path": self.path, "kind": self.kind, **self.owned.frame()}
+        return {"op": "folder", "path": self.path, "agents": self.agents, **self.owned.frame()}
 
     def __str__(self) -> str:
         return f"make folder {self.path} ({self.owned})"
@@ -195,15 +195,14 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAll:
-    """Remove everything on the installation's list, and the list. `logs`, `state_names`: what an agent and its keeper make themselves."""
+    """Remove everything on the installation's list, and the list. `logs`: what an agent's keeper makes beside it."""
 
     root: str
     logs: tuple[str, ...]
-    state_names: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
         """As the installer takes it."""
-        return {"op": "remove", "logs": self.logs, "state_names": self.state_names}
+        return {"op": "remove", "logs": self.logs}
 
     def __str__(self) -> str:
         return f"remove all that the list {self.root}/made.jsonl names, then the list"

@@ -11,11 +11,12 @@ SYSTEM, USER, DAEMON = "system", "user", "daemon"
 
 @dataclass(frozen=True, slots=True)
 class HostPython:
-    """An interpreter found there. `usable`: CPython, no virtual environment, with the usual ABI."""
+    """An interpreter found there. `usable`: CPython, no virtual environment, with the usual ABI; `named`: the name it was found by."""
 
     path: str
     version: tuple[int, int, int]
     usable: bool = True
+    named: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def parse_facts(told: Mapping[str, Any]) -> Facts:
         system=told["system"].get("PRETTY_NAME", ""),
         machine=told["machine"],
         libc=told["libc"],
-        pythons=tuple(HostPython(one["path"], _version(one["version"]), one["usable"]) for one in told["pythons"]),
+        pythons=tuple(HostPython(one["path"], _version(one["version"]), one["usable"], one["named"]) for one in told["pythons"]),
         systemd=told["systemd"],
         user_systemd=told["user_systemd"],
         linger=told["linger"],

@@ -96,7 +96,7 @@ def _loaded(file: str) -> paramiko.PKey:
     except (paramiko.PasswordRequiredException, TypeError):
         return _unlocked(file)
     except OSError as error:
-        raise ConfigError(f"key file {file}: {error.strerror}", "name another by ssh.identity in the fleet file") from error
+        raise ConfigError(f"key file {file}: {error.strerror}", "name another by `identity` in the fleet file") from error
     except (paramiko.SSHException, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"key file {file} cannot be used: {error}", "it must be a private key of type Ed25519, ECDSA or RSA") from error
 

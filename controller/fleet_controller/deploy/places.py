@@ -95,7 +95,7 @@ def _mode(host: FleetHost, facts: Facts) -> str:
         raise ConfigError(f"host {host.name}: install.mode: {wanted} needs systemd, which does not run there", "set it to daemon or auto")
     if wanted == SYSTEM and not facts.is_root:
         hint = (
-            f"allow {facts.user} sudo without a password there (NOPASSWD in /etc/sudoers.d), log in as root (ssh.user), "
+            f"allow {facts.user} sudo without a password there (NOPASSWD in /etc/sudoers.d), log in as root (`user`), "
             "or set install.mode to user or daemon, which need neither"
         )
         raise ConfigError(f"host {host.name}: install.mode: system needs root, and sudo asks {facts.user} for a password", hint)

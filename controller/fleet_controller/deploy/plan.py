@@ -17,6 +17,7 @@ from fleet_controller.deploy.units import config_text, launcher_text, unit_text
 from fleet_protos.errors import ConfigError
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
+STATE_NAMES = ("agent.sock", "artifacts", "journal", "load")  # what an agent makes in its state folder
 LAYOUT = 1  # of a version's folder; a change makes all versions anew
 _SPARE_BYTES = 64 << 20
 _HEALTHY_START_S = 90.0
@@ -77,13 +78,15 @@ def choose_python(host: FleetHost, facts: Facts) -> HostPython:
     wanted = host.install.python
     usable = [one for one in facts.pythons if one.usable and OLDEST_PYTHON <= one.version[:2] <= NEWEST_PYTHON]
     if wanted != "auto":
-        usable = [one for one in usable if one.path == wanted]
+        wanted = facts.home + wanted[1:] if wanted.startswith("~/") else wanted
+        usable = [one for one in usable if wanted in (one.path, one.named)]
     everyones = [one for one in usable if not one.path.startswith(("/root/", "/home/"))]
     if usable:
         return (everyones or usable)[0]
     found = ", ".join(f"{one.path} {'.'.join(map(str, one.version))}" for one in facts.pythons) or "none"
-    hint = "set install.python to an interpreter there, or to `bundled`, which brings one along"
-    raise ConfigError(f"host {host.name}: no Python from 3.11 to 3.14 for the agent (found: {found})", hint)
+    hint = "set install.python to an interpreter there that is no virtual environment, or to `bundled`, which brings one along"
+    what = "no Python from 3.11 to 3.14 for the agent" if wanted == "auto" else f"{wanted} is no Python from 3.11 to 3.14 for the agent"
+    raise ConfigError(f"host {host.name}: {what} (found: {found})", hint)
 
 
 def plan_deploy(facts: Facts, wanted: Wanted) -> Plan:
@@ -102,7 +105,7 @@ def plan_deploy(facts: Facts, wanted: Wanted) -> Plan:
     starting = _start(wanted) if restarts or not found.active else []
     changes: list[Command] = [*before, *bringing, *switching, *trust, *starting]
     ends = bool(changes) or found.remembered
-    ending: list[Command] = [do.CheckHealth(wanted.host.name, wanted.bundle.version), do.Forget(_kept(wanted, version))] if ends else []
+    ending: list[Command] = [do.CheckHealth(wanted.host.name, version), do.Forget(_kept(wanted, version))] if ends else []
     plan = Plan(version, (*changes, *ending), restarts, tuple(_notes(wanted, facts)))
     _need_room(wanted, found, plan)
     return plan
@@ -135,8 +138,8 @@ def _bring(wanted: Wanted, found: Installed, version: str) -> list[Command]:
     folders = [f"{root}/wheels/{item.name}" for item in missing if not item.name.startswith(_COMPILED_LATER)]
     commands.append(_version(wanted, f"{root}/versions/{version}", version))
     if folders:
-        python = wanted.interpreter.executable(root)
-        commands.append(do.RunProgram((python, "-I", "-m", "compileall", "-q", *folders), timeout_s=_COMPILE_S))
+        program = wanted.interpreter.executable(root)
+        commands.append(do.RunProgram((program, "-I", "-m", "compileall", "-q", *folders), timeout_s=_COMPILE_S))
     return commands
 
 
@@ -233,7 +236,7 @@ def _folders(wanted: Wanted, found: Installed) -> list[do.MakeFolder]:
     folders.append(do.MakeFolder(place.config, config))
     parents = [parent for parent in reversed(PurePosixPath(place.state).parents) if str(parent) not in ("/", place.root)]
     inside = [do.MakeFolder(str(parent)) for parent in parents if str(parent).startswith(f"{place.root}/")]
-    folders += [*inside, do.MakeFolder(place.state, Owned(0o700, owner), "state")]
+    folders += [*inside, do.MakeFolder(place.state, Owned(0o700, owner), STATE_NAMES)]
     if place.mode == USER:
         folders += [do.MakeFolder(str(parent)) for parent in reversed(PurePosixPath(place.unit).parents) if _below(parent, place.home)]
     return [folder for folder in folders if folder.path not in found.folders]
@@ -281,7 +284,9 @@ def _notes(wanted: Wanted, facts: Facts) -> list[str]:
     if place.mode == DAEMON:
         keeper = f"{place.root}/keeper.py"
         start = f"@reboot {wanted.interpreter.executable(place.root)} -I {keeper} start {place.root}"
-        notes.append(f"no systemd unit, so the agent does not start at boot; crontab -e, and add: {start}")
+        notes.append(f"no systemd unit, so the agent does not start at boot; for that, crontab -e there, and add: {start}")
+        if facts.uid == 0:
+            notes.append("the agent and its servers run as root, who deployed them; set `user` to another, who needs no rights there")
     if place.makes_user or place.home == place.state:
         folder = wanted.host.server_python
         if folder.startswith(("/home/", "/root/")):

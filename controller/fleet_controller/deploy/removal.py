@@ -17,7 +17,6 @@ from fleet_protos.errors import Conflict
 
 STOP_S = 150.0
 LOGS = ("agent.log", "agent.log.1", "keeper.log", "keeper.json", "keeper.json.new")
-STATE_NAMES = ("agent.sock", "artifacts", "journal", "load")
 
 
 async def undeploy_host(host: FleetHost, tools: Tools) -> HostResult:
@@ -52,11 +51,11 @@ def plan_removal(place: Place, found: Installed, facts: Facts, *, force: bool) -
         asking = [do.RequireIdle((f"{place.root}/versions/{found.current}/bin/fleet-agent", "pending", "--state", place.state))]
     if place.mode == DAEMON:
         stopping = [do.RunProgram(keeper, timeout_s=STOP_S)] if f"{place.root}/keeper.py" in found.files else []
-        return (*asking, *stopping, *asking, do.RemoveAll(place.root, LOGS, STATE_NAMES))
+        return (*asking, *stopping, *asking, do.RemoveAll(place.root, LOGS))
     stop = do.RunProgram(place.systemctl("stop", UNIT), timeout_s=STOP_S)
     reload = do.RunProgram(place.systemctl("daemon-reload"))
     started = place.unit in found.files
-    return (*asking, *([stop] if started else []), *asking, do.RemoveAll(place.root, LOGS, STATE_NAMES), *([reload] if started else []))
+    return (*asking, *([stop] if started else []), *asking, do.RemoveAll(place.root, LOGS), *([reload] if started else []))
 
 
 def _judge(host: str, command: Command, answer: Any) -> list[str]:
@@ -81,6 +80,9 @@ def _require_nothing_pending(host: str, answer: Any) -> None:
     if pending["unacknowledged"]:
         told = f"host {host}: {pending['unacknowledged']} events of its journal are stored by no controller yet"
         raise Conflict(told, "start the controller (fleetctl up) and let it read them; --force throws them away")
+    if owed := pending.get("owed"):
+        told = f"host {host}: files of {len(owed)} attempts are with no controller yet ({', '.join(owed[:3])})"
+        raise Conflict(told, "start the controller (fleetctl up) and let it fetch them; --force throws them away")
 
 
 

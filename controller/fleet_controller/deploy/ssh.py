@@ -181,7 +181,7 @@ def _line(hop: Ssh, through: paramiko.Transport | None) -> socket.socket | param
     except (OSError, EOFError, paramiko.SSHException) as error:
         what = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
         way = " from the jump host" if through is not None else ""
-        hint = "is it up, are address and port right (ssh.address, ssh.port), does a firewall stand between?"
+        hint = "is it up, are address and port right (address, port), does a firewall stand between?"
         raise HostUnreachable(f"{named(hop)} cannot be reached by SSH{way}: {what}", hint) from error
 
 
@@ -227,5 +227,5 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
             if not transport.is_active():
                 break
     used = f"refused {', '.join(dict.fromkeys(tried))}" if tried else "no key was offered: ssh-agent holds none, and there is no key file"
-    hint = f"ssh-copy-id {hop.user}@{hop.address}, or name the right key and user in the fleet file (ssh.identity, ssh.user)"
+    hint = f"ssh-copy-id {hop.user}@{hop.address}, or name the right key and user in the fleet file (identity, user)"
     raise ConfigError(f"{named(hop)} does not let user {hop.user} in: {used}", hint)

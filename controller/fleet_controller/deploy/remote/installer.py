@@ -102,9 +102,11 @@ class Installation:
 
     def folder(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """A folder with a mode and an owner. One that was there before is used as it is."""
-        path = frame["path"]
+        path, agents = frame["path"], [os.path.join(frame["path"], name) for name in frame["agents"]]
+        if agents and (not any(map(os.path.lexists, agents)) or self._is_ours(path)):
+            self._note({"kind": "state", "paths": agents})
         if not os.path.isdir(path):
-            self._note({"kind": frame.get("kind", "folder"), "path": path})
+            self._note({"kind": "folder", "path": path})
             os.mkdir(path, 0o700)
         if self._is_ours(path):
             own(path, frame)
@@ -273,14 +275,14 @@ class Installation:
             elif entry["kind"] == "tree":
                 left += remove_tree(entry["path"])
             elif entry["kind"] == "state":
-                left += remove_known(entry["path"], frame["state_names"])
+                remove_known(entry["paths"])
         for name in frame["logs"]:
             remove_file(self._path(name))
         left += self._remove_folders()
         return {"left": left[:20], "troubles": troubles}
 
     def _remove_folders(self) -> "list[str]":
-        folders = [entry["path"] for entry in self.made if entry["kind"] in ("folder", "state")]
+        folders = [entry["path"] for entry in self.made if entry["kind"] == "folder"]
         inside = [path for path in folders if path != self.root and path.startswith(self.root + "/")]
         left = [path for path in sorted(inside, key=len, reverse=True) if not remove_empty(path)]
         for name in (MADE + NEW, ".incoming" + NEW, MADE):
@@ -312,7 +314,8 @@ def read_list(path: str) -> "list[dict[str, Any]]":
 
 def call(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
     """(exit code, output, errors) of a program in a session of its own; 124 when it took too long, 127 when there is none."""
-    environment = dict(os.environ, LC_ALL="C.UTF-8", PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ, LC_ALL="C.UTF-8")
+    environment.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")  # systemctl --user asks there; where there is no PAM to set it
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True

@@ -1,6 +1,7 @@
 """Owns reading what a host is and what deploy has installed there. Runs on the host, changes nothing; Python 3.6 and newer.
 
-`ASKED`, which whoever sends this sets: `{"roots": [[root, state], …], "users": [name, …], "sudo": true|false, "source": this text}`.
+`ASKED`, which whoever sends this sets: `{"roots": [[root, state], …], "users": [name, …], "python": a path or empty,
+"sudo": true|false, "source": this text}`.
 """
 
 import glob
@@ -31,7 +32,7 @@ def main(asked: "dict[str, Any]") -> None:
     if asked.get("only_installed"):
         sys.stdout.write(json.dumps(installed(asked["roots"])))
         return
-    about = host()
+    about = host(asked)
     about["users"] = {name: user(name) for name in asked["users"]}
     about["installed"] = installed(asked["roots"])
     about["sudo"] = False
@@ -78,7 +79,7 @@ def privileged(asked: "dict[str, Any]") -> "list[dict[str, Any]] | None":
     return seen if code == 0 else None
 
 
-def host() -> "dict[str, Any]":
+def host(asked: "dict[str, Any]") -> "dict[str, Any]":
     """What the machine is, and who we are on it."""
     uid = os.getuid()
     me = pwd.getpwuid(uid)
@@ -91,7 +92,7 @@ def host() -> "dict[str, Any]":
         "kernel": platform.release(),
         "machine": platform.machine(),
         "libc": libc(),
-        "pythons": pythons(),
+        "pythons": pythons(os.path.expanduser(asked["python"])),
         "systemd": os.path.isdir("/run/systemd/system"),
         "user_systemd": os.path.exists(runtime + "/systemd/private"),
         "linger": os.path.exists("/var/lib/systemd/linger/" + me.pw_name),
@@ -117,15 +118,16 @@ def libc() -> str:
         return ""
 
 
-def pythons() -> "list[dict[str, Any]]":
-    """Each interpreter in PATH, the default one first."""
+def pythons(named: str) -> "list[dict[str, Any]]":
+    """Each interpreter in PATH, the default one first; the one that was named before all."""
     found: dict[str, dict[str, Any]] = {}
-    for name in PYTHONS:
+    for name in [named] * bool(named) + PYTHONS:
         path = shutil.which(name)
         if not path or os.path.realpath(path) in found:
             continue
         about = python(path)
         if about:
+            about["named"] = name
             found[os.path.realpath(path)] = about
     return list(found.values())
 
@@ -172,7 +174,7 @@ def contents(root: str) -> "dict[str, Any]":
         "wheels": names(root + "/wheels"),
         "pythons": names(root + "/pythons"),
         "files": {path: told for path, told in files.items() if told},
-        "folders": [entry["path"] for entry in made if entry["kind"] in ("folder", "state") and os.path.isdir(entry["path"])],
+        "folders": [entry["path"] for entry in made if entry["kind"] == "folder" and os.path.isdir(entry["path"])],
         "remembered": os.path.isfile(root + "/rollback/remembered.json"),
         "restarted": os.path.isfile(root + "/rollback/restarted"),
         "certificate": next((read(path) for path in files if path.endswith("/agent.crt")), ""),
@@ -194,6 +196,7 @@ def active(root: str, mode: str) -> bool:
     """Whether the service runs, as whoever supervises it says."""
     if mode == "daemon":
         return run([sys.executable, "-I", root + "/keeper.py", "status", root])[0] == 0
+    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")  # where there is no PAM to set it
     return run(["systemctl"] + ["--user"] * (mode == "user") + ["is-active", "benchfleet-agent.service"])[1] == "active"
 
 

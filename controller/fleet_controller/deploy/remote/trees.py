@@ -132,15 +132,10 @@ def remove_tree(root: str) -> "list[str]":
     return left
 
 
-def remove_known(state: str, names: "list[str]") -> "list[str]":
-    """Remove from the state folder what an agent keeps there; returns the rest, which stays."""
-    left = []
-    for name in sorted(os.listdir(state)) if os.path.isdir(state) else []:
-        path = os.path.join(state, name)
-        if name not in names:
-            left.append(path)
-        elif os.path.isdir(path) and not os.path.islink(path):
+def remove_known(paths: "list[str]") -> None:
+    """Remove what an agent made itself."""
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
-        else:
+        elif os.path.lexists(path):
             os.unlink(path)
-    return left
