@@ -17,6 +17,7 @@ from fleet_controller.core.health import HostRecord
 from fleet_controller.core.state import NO_SKEW, Attempt, Clock, Trial
 from fleet_controller.metrics import HostSeries
 from fleet_controller.store.store import JobRow, Store
+from fleet_protos.errors import StoreUnusable
 from fleet_protos.events import Event, ServerProgressed
 from fleet_protos.exposition import RunSeries
 from fleet_protos.trial import Artifact, TrialSpec
@@ -32,6 +33,7 @@ class Desk:
         self.series = series
         self.hosts_series = HostSeries(series.registry)
         self.ended: deque[tuple[str, Attempt]] = deque()  # nodes whose attempts ended, until somebody has weighed them
+        self.trouble = ""  # why the store took nothing when it was last written to
         self.store = store  # asked on its own thread alone: see `ask`
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")  # one owner: writes never interleave
 
@@ -80,6 +82,7 @@ class Desk:
     async def begin(self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()) -> None:
         """One attempt of each of these nodes: of all of them or of none. `placed`: nodes that have a host from here on."""
         await self.ask(partial(self.store.save_attempt, trial_ids, attempt, placed))
+        self.trouble = ""
         self.board.place(placed)
         for trial_id in trial_ids:
             self._changed(trial_id, attempt)
@@ -88,6 +91,7 @@ class Desk:
         """An event that an agent told; the trial after it, None when nothing new came of it. `clock`: of its host, before ours."""
         clock = replace(clock, now_unix_ns=time.time_ns())
         attempt = await self.ask(partial(self.store.record, agent_id, host, event, clock))
+        self.trouble = ""
         return None if attempt is None else self._changed(event.trial_id, attempt, _progress(event))
 
     async def last_sequence(self, agent_id: str) -> int:
@@ -104,7 +108,12 @@ class Desk:
 
     async def ask(self, work: Callable[[], T]) -> T:
         """Do a piece of store work on the store's own thread, in order."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(self._disk, work)
+        except StoreUnusable as error:
+            self.trouble = error.message
+            raise
+        return done
 
     def close(self) -> None:
         """Let the store's thread end."""

@@ -23,7 +23,7 @@ from fleet_controller.gathering import Gathering
 from fleet_controller.peers import LOCAL, Peer, Ways, direct_address
 from fleet_controller.report.values import HostStatus
 from fleet_protos import events as ev
-from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable, LoadFailed, Superseded
+from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable, LoadFailed, StoreUnusable, Superseded
 from fleet_protos.identity import agent_name
 from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
 
@@ -158,6 +158,8 @@ class HostLine:
                 await self._connect()
                 await self._follow_events()
             except FleetError as error:
+                if isinstance(error, StoreUnusable):  # that is no fault of the host, and not counted as its being away
+                    self._left_at_s = time.monotonic()
                 if error.message != self.trouble and not (self.connected and self._last_trouble == error.message):
                     log.warning("%s: %s", self.host or self.agent.address, error.message)
                 self.trouble = self._last_trouble = error.message

@@ -7,7 +7,8 @@
     ├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
     ├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
     ├── Conflict          wrong state or busy         read the state again    exit 2
-    │   └── Superseded    a newer attempt is there    never, it is too late
+    │   ├── Superseded    a newer attempt is there    never, it is too late
+    │   └── StoreUnusable the database is full, gone  tried again, until it can be used
     └── Bug               broken promise of ours      stop loudly             exit 4
 """
 
@@ -94,6 +95,10 @@ class Conflict(FleetError):
 
 class Superseded(Conflict):
     """A newer attempt of the trial is known where the order went. Giving it again changes nothing."""
+
+
+class StoreUnusable(Conflict):
+    """The controller's store can be neither read nor written now. What was to be stored is not lost: agents keep it."""
 
 
 class Bug(FleetError):

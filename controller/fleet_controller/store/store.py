@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, Table, delete, func, insert, literal, select, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.core.claims import may_tell
@@ -22,7 +22,7 @@ from fleet_controller.store.hosts import host_columns, host_of
 from fleet_controller.store.schema import connect
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
-from fleet_protos.errors import ConfigError, Conflict, NotFound
+from fleet_protos.errors import ConfigError, NotFound, StoreUnusable
 from fleet_protos.lease import Lease
 from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
@@ -304,8 +304,10 @@ def _made_by(connection: Connection, request_key: str) -> str:
 def _told() -> Iterator[None]:
     try:
         yield
-    except OperationalError as error:
-        raise Conflict(f"the store cannot be used: {error.orig}", "no event is lost: agents keep what is not stored") from error
+    except DBAPIError as error:
+        if not isinstance(error, OperationalError) and not error.connection_invalidated:
+            raise
+        raise StoreUnusable(f"the store cannot be used: {error.orig}", "no event is lost: agents keep what is not stored") from error
 
 
 def _spec(text: str) -> TrialSpec:
