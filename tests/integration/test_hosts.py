@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from fleet_controller.cli.care import check, drain, undrain
+from fleet_controller.cli.console import Console
+from fleet_controller.cli.hosts import Action
+from fleet_controller.cli.remote import RemoteController
 from fleet_controller.fleet import Fleet
 from fleet_controller.peers import Following, peers
 from fleet_controller.report.values import JobDetail
 from fleet_controller.working import working
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind, NotFound
+from fleet_protos.errors import ConfigError, ErrorKind, ExitCode, NotFound
 from fleet_protos.trial import Outcome, Phase, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from tests.fakes.agent import FakeAgent
@@ -275,6 +281,36 @@ async def test_trials_of_a_cancelled_job_that_never_began_say_so(tmp_path: Path,
         assert sorted(told) == [(Phase.OVER, Outcome.CANCELLED, 0), (Phase.OVER, Outcome.CANCELLED, 1)]
     async with controller(tmp_path, agents[:1]) as fleet:
         assert {trial.outcome for trial in (await fleet.job(job_id)).trials} == {Outcome.CANCELLED}
+
+
+async def test_a_check_ends_with_what_it_found_as_exit_code(
+    tmp_path: Path, agents: list[FakeAgent], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with working(tmp_path / "controller", [agent.address for agent in agents]) as here, RemoteController(here.address) as remote:
+        await done(here.fleet, await here.fleet.submit(job(), "job.yaml"))
+
+        async def code(action: Action, *hosts: str, reason: str = "") -> int:
+            return await action(remote, Namespace(hosts=list(hosts), json=True, reason=reason), Console(False, False, None))
+
+        assert await code(check) == ExitCode.DONE
+        agents[0].findings = [pb.HostFinding(code="gpu_lost", severity="error", message="GPU3 is gone", hint="look")]
+        assert (await code(check), await code(check, "b")) == (ExitCode.ANSWER_IS_BAD, ExitCode.DONE)
+        await agents[1].down()
+        capsys.readouterr()
+        assert await code(check) == ExitCode.UNREACHABLE
+        told = {host["host"]: host for host in json.loads(capsys.readouterr().out)["hosts"]}
+        assert [(told[name]["reached"], told[name]["ok"], told[name]["findings"][0]["code"]) for name in ("a", "b")] == [
+            (True, False, "gpu_lost"),
+            (False, False, "not_reached"),
+        ]
+        assert await code(drain, "a", reason="new kernel") == ExitCode.DONE
+        assert json.loads(capsys.readouterr().out)["hosts"] == [{"host": "a", "drained": True, "active_trial": ""}]
+        assert await code(undrain, "a") == ExitCode.DONE
+        for action in (drain, undrain):
+            with pytest.raises(ConfigError, match="needs the name of a host"):
+                await code(action)
+        with pytest.raises(ConfigError, match="no host c"):
+            await code(check, "c")
 
 
 async def test_every_host_is_looked_at_and_one_that_is_away_is_told(tmp_path: Path, agents: list[FakeAgent]) -> None:

@@ -11,18 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
 
+from fleet_controller.core.health import Failed, HostRecord
+from fleet_controller.core.job import HostChoice
 from fleet_controller.core.state import GIVEN_UP, Attempt
+from fleet_controller.core.waiting import waiting_of
 from fleet_controller.store import schema
 from fleet_controller.store.claim import claimed
 from fleet_controller.store.store import JobRow, Store
 from fleet_controller.store.tables import metadata
 from fleet_protos import events as ev
+from fleet_protos.codec import to_json
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind
 from fleet_protos.trial import Artifact, EngineKind, EngineSpec, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.v1 import trial_pb2
 
 JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
 SPECS = [
@@ -233,6 +241,45 @@ def test_a_submit_that_is_repeated_makes_no_second_job(store: Store) -> None:
     assert store.add_job(replace(JOB, job_id="job-10"), SPECS, "key") == "job-9"
     assert [job.job_id for job in store.jobs()] == ["job-1", "job-9"]
     assert (store.job_of_request("key"), store.job_of_request("other"), store.job_of_request("")) == ("job-9", "", "")
+
+
+def test_what_is_decided_about_a_host_comes_back_and_replaces_what_was(store: Store, address: str) -> None:
+    aside = HostRecord("b", aside="gpu_lost in t", aside_since_unix_ns=7, setbacks=2, failures=(Failed("t", 1, "gpu_lost", 3),))
+    store.save_host(HostRecord("a", drained=True, drain_reason="a NUL \0 in it"))
+    store.save_host(aside)
+    store.save_host(HostRecord("a", drained=True, drain_reason="new kernel"))
+    store.close()
+    again = Store.open(address)
+    assert again.hosts() == [HostRecord("a", drained=True, drain_reason="new kernel"), aside]
+    again.close()
+
+
+def test_a_trial_gets_its_host_together_with_its_first_attempt(store: Store) -> None:
+    placed = replace(SPECS[0], host="elsewhere", witness=False)
+    store.save_attempt([placed.trial_id], Attempt(1), [placed, replace(SPECS[1], host="elsewhere")])
+    assert [(trial.spec.host, len(trial.attempts)) for trial in store.trials("job-1")] == [("elsewhere", 1), ("elsewhere", 0)]
+    assert [trial.spec.host for trial in store.outlines("job-1")] == ["elsewhere", "elsewhere"]
+
+
+def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    """Made by the first migration alone: its jobs have no priority, and their trials stay where the plan put them."""
+    old = tmp_path / "old.sqlite3"
+    config = Config()
+    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    engine = create_engine(f"sqlite:///{old}")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        spec = to_json(SPECS[0], trial_pb2.TrialSpec())
+        connection.execute(text("insert into jobs values ('job-1', 'job', 'name: job', 'job.yaml', 5, 'simulated', 20.0, 60.0, false)"))
+        row = {"id": SPECS[0].trial_id, "spec": spec}
+        connection.execute(text("insert into trials values (:id, 'job-1', 1, 'v1', 'here', 1, :spec)"), row)
+    engine.dispose()
+    store = Store.open(str(old))
+    (job,), trials = store.jobs(), store.trials("job-1")
+    assert (job.priority, HostChoice.from_json(job.placement)) == (0, HostChoice())
+    assert waiting_of("job-1", trials).pinned == {"here": trials}
+    store.close()
 
 
 def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.board import Board, JobOnBoard, look, summary
+from fleet_controller.board import Board, JobOnBoard, Seen, look, summary
 from fleet_controller.core.schedule import left_s
 from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.waiting import waiting_of
 from fleet_controller.store.store import JobRow
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase, TrialSpec
@@ -42,7 +45,7 @@ def test_counts_kept_as_trials_change_are_those_of_counting_anew(steps: list[tup
 
 def test_a_look_shows_all_trials_first_and_then_those_that_changed() -> None:
     job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
-    seen: dict[str, Trial] = {}
+    seen: Seen = {}
     assert [status.trial_id for status in look(job, seen).trials] == list(NAMES)
     assert look(job, seen).trials == ()
     job.put(job.trials["b"].changed(Attempt(1, phase=Phase.MEASURING)))
@@ -59,3 +62,29 @@ def test_how_far_a_launch_has_come_is_shown_until_the_launch_is_over() -> None:
     assert [(status.trial_id, status.progress) for status in look(job, seen).trials] == [("b", "load_weight 61/163")]
     board.change("b", Attempt(1, phase=Phase.WARMING))
     assert [(status.trial_id, status.progress) for status in look(job, seen).trials] == [("b", "")]
+
+
+PLACED = ("", "h", "i")
+MOVES = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(PLACED), st.one_of(st.none(), RUNNING, OVER)), max_size=20)
+
+
+@given(MOVES)
+def test_what_waits_is_kept_as_counting_anew_would_find_it(moves: list[tuple[str, str, Attempt | None]]) -> None:
+    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name, block=number % 2)) for number, name in enumerate(NAMES)])
+    for name, host, attempt in moves:
+        trial = job.trials[name]
+        host = trial.spec.host or host or ("h" if attempt else "")  # a host is for good, and nothing begins without one
+        moved = replace(trial, spec=replace(trial.spec, host=host))
+        job.put(moved if attempt is None else moved.changed(attempt))
+        anew = waiting_of("j", job.trials.values())
+        assert job.waiting.pinned == anew.pinned
+        assert [list(block) for block in job.waiting.blocks] == sorted(anew.blocks, key=lambda block: block[0].spec.block)
+        assert (set(job.been), set(job.active)) == (set(anew.been), {name for name in NAMES if job.trials[name].is_active})
+
+
+def test_a_look_tells_trials_that_a_cancel_ended_before_they_began() -> None:
+    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name, host="h")) for name in NAMES])
+    seen: Seen = {}
+    look(job, seen)
+    job.cancel()
+    assert {(status.phase, status.outcome) for status in look(job, seen).trials} == {(Phase.OVER, Outcome.CANCELLED)}

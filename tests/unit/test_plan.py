@@ -134,6 +134,18 @@ def test_trial_ids_name_job_block_and_variant_and_the_host_where_there_are_sever
     assert ids[0].endswith("-h1")
 
 
+def test_a_trial_that_may_go_to_any_host_has_none_and_its_id_names_none() -> None:
+    job = replace(JOB, hosts=HostChoice(every_host=False))
+    plan = make_plan(job, ["h1", "h2"])
+    specs = [trial_spec(job, plan, planned, 1, "j-0a1b2c") for planned in plan.trials]
+    assert {spec.host for spec in specs} == {""}
+    assert sorted(spec.trial_id for spec in specs) == sorted(f"j-0a1b2c-b{block}-v{index}" for block in (1, 2, 3) for index in range(1, 7))
+    other = make_plan(job, ["h3"])
+    assert [(trial.block, trial.variant.index) for trial in sorted(plan.trials, key=lambda trial: trial.block)] == [
+        (trial.block, trial.variant.index) for trial in other.trials
+    ]
+
+
 def test_a_trial_spec_survives_the_wire() -> None:
     plan = make_plan(JOB, ["h1"])
     planned = next(trial for trial in plan.trials if trial.variant.index == 5)
