@@ -93,25 +93,25 @@ class Bundler:
 
     def bundle(self, target: Target) -> Bundle:
         """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError with what pip said."""
-        folder = self.cache / "wheels" / target.tag
+        pins = files("fleet_controller.deploy") / "agent-requirements.txt"
+        folder = self.cache / "wheels" / target.tag / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(".lock")):
+            if not folder.is_dir():
+                with as_file(pins) as requirements, tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+                    wheels = Path(fresh) / "wheels"
+                    self._download(requirements, target, wheels)
+                    wheels.rename(folder)  # whole, and never changed again: others may be reading from it
+            wheels_of_others = [item_of(path) for path in sorted(folder.glob("*.whl"))]
+        return Bundle(__version__, (self._own(), *wheels_of_others))
+
+    def _own(self) -> Item:
+        content = own_wheel.own_wheel()
+        folder = self.cache / "own" / hashlib.sha256(content).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            return self._built(folder, target)
-
-    def _built(self, folder: Path, target: Target) -> Bundle:
-        pins = files("fleet_controller.deploy") / "agent-requirements.txt"
-        wanted = hashlib.sha256(pins.read_bytes()).hexdigest()
-        if _read(folder / ".pins") != wanted:
-            with as_file(pins) as requirements, tempfile.TemporaryDirectory(dir=folder) as fresh:
-                self._download(requirements, target, Path(fresh))
-                for old in folder.glob("*.whl"):
-                    old.unlink()
-                for wheel in Path(fresh).glob("*.whl"):
-                    wheel.rename(folder / wheel.name)
-            (folder / ".pins").write_text(wanted)
-        own = folder / own_wheel.NAME
-        _write_if_other(own, own_wheel.own_wheel())
-        return Bundle(__version__, tuple(item_of(path) for path in sorted(folder.glob("*.whl"))))
+            _write_if_other(folder / own_wheel.NAME, content)
+            return item_of(folder / own_wheel.NAME)
 
     def _download(self, requirements: Path, target: Target, folder: Path) -> None:
         python = f"{target.python[0]}.{target.python[1]}"

@@ -136,6 +136,8 @@ def _bring(wanted: Wanted, found: Installed, version: str) -> list[Command]:
     missing = [item for item in wanted.bundle.wheels if item.name not in found.wheels]
     commands += [do.SendWheel(item.name, item.source, item.size, item.sha256) for item in missing]
     folders = [f"{root}/wheels/{item.name}" for item in missing if not item.name.startswith(_COMPILED_LATER)]
+    if python is not None and python.name not in found.pythons:
+        folders.append(f"{root}/pythons/{python.name}/lib")
     commands.append(_version(wanted, f"{root}/versions/{version}", version))
     if folders:
         program = wanted.interpreter.executable(root)

@@ -124,12 +124,20 @@ def remove_tree(root: str) -> "list[str]":
     for folder, folders, files in os.walk(root, topdown=False):
         for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
             path = os.path.join(folder, name)
-            if os.path.relpath(path, root) in brought or (name.endswith(".pyc") and folder.endswith("/__pycache__")):
-                os.unlink(path)
-            else:
+            is_ours = os.path.relpath(path, root) in brought or (name.endswith(".pyc") and folder.endswith("/__pycache__"))
+            if not is_ours or not unlinked(path):
                 left.append(path)
         remove_empty(folder)
     return left
+
+
+def unlinked(path: str) -> bool:
+    """Whether a file is gone afterwards: what another user put into a folder of its own may not be ours to remove."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def remove_known(paths: "list[str]") -> None:
