@@ -15,7 +15,7 @@ CASES = sorted((Path(__file__).parent / "data" / "lint").glob("*.yaml"))
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
 BEYOND_CASES = {
     "hosts_left_over", "no_hosts", "too_few_hosts", "too_many_trials", "too_many_variants", "more_findings", "too_large", "python_default",
-    "one_variant",
+    "one_variant", "no_load_hosts", "load_host_has_trials", "too_few_shards",
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet_controller.core.job import HostChoice, LoadChoice
 from fleet_controller.core.plan import make_plan
 from fleet_controller.spec.findings import INFO, Finding, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job, load_job_file
@@ -143,6 +144,25 @@ def test_an_external_server_gets_one_round_and_no_process() -> None:
     plan = make_plan(job, ["here"])
     assert (job.engine.kind, job.engine.url) == (EngineKind.EXTERNAL, "http://127.0.0.1:30000")
     assert [(trial.block, trial.variant.name, trial.variant.engine.gpus) for trial in plan.trials] == [(1, "default", 0)]
+
+
+@pytest.mark.parametrize(
+    ("written", "choice"),
+    [
+        ("", None),
+        ("load:", None),
+        ("load: {}", LoadChoice()),
+        ("load: {hosts: {labels: {role: 1}}, shards: 3}", LoadChoice(HostChoice(labels={"role": "1"}), 3)),
+        ("load: {hosts: {names: [a, b]}}", LoadChoice(HostChoice(("a", "b")))),
+    ],
+)
+def test_load_comes_from_other_hosts_only_when_that_is_written(written: str, choice: LoadChoice | None) -> None:
+    assert load(f"{SMALL}{written}\n").job.load == choice
+
+
+@pytest.mark.parametrize("written", ["load: {shards: 0}", "load: [a]", "load: {host: {}}", "load: {hosts: {placement: any_host}}"])
+def test_a_load_section_that_means_nothing_is_refused(written: str) -> None:
+    assert codes(f"{SMALL}{written}\n")
 
 
 def test_missing_python_is_told_and_left_to_each_host() -> None:

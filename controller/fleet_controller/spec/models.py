@@ -275,7 +275,5 @@ class JobFile(Section):
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(description="Load patterns, all measured in every launch.")
     measure: Measure = Field(default=Measure(), description="How often, and how sure.")
     hosts: Hosts = Field(default=Hosts(), description="Where.")
-    load: Annotated[Load, or_nothing(Load)] | None = Field(
-        default=None, description="Load from other hosts; default: from the server's own."
-    )
+    load: Load | None = Field(default=None, description="Load from other hosts; default: from the server's own.")
     priority: Priority = Field(default=0, description="Higher goes first, -100 to 100; nothing that runs is cut short for it.")
