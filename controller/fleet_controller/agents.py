@@ -35,6 +35,7 @@ _CHECK_S = 30.0  # its slowest parts have shorter limits
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that counts where there is no TCP to time out, as at the end of a tunnel; else 60 s
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),  # an agent that was just started is to be reached at once
