@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fleet_controller.board import look
+from fleet_controller.board import Seen, look
 from fleet_controller.core.schedule import next_starts
-from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.state import Attempt
+from fleet_controller.core.waiting import Host
 from fleet_controller.desk import Desk
 from fleet_controller.reading import StoredJobs
 from fleet_controller.store.store import JobRow, Store
@@ -60,10 +61,10 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
     began_s = time.perf_counter()
     await desk.load()
     print(f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms")
-    board, hosts = desk.board, [f"host-{number}" for number in range(100)]
-    seen: dict[str, Trial] = {}
+    board, hosts = desk.board, [Host(f"host-{number}") for number in range(100)]
+    seen: Seen = {}
     look(board.jobs["big"], seen)
-    timed("schedule after an event, 100 hosts", lambda: [next_starts(board.schedulable(), hosts, 1) for _ in range(5)], 5)
+    timed("schedule after an event, 100 hosts", lambda: [next_starts((job.waiting for job in board.open_jobs), hosts, 1) for _ in range(5)], 5)
     timed("tell one watcher of an event", lambda: [look(board.jobs["big"], seen) for _ in range(5)], 5)
     timed("put an event on the board", lambda: [board.change(specs[-1].trial_id, Attempt(1)) for _ in range(1000)], 1000)
     desk.close()

@@ -1,0 +1,77 @@
+"""What a decision costs with 10,000 waiting trials over 200 hosts: from a board as the controller keeps it, no store and no agent.
+
+    python benchmarks/scheduling.py
+
+Columns: jobs × trials, the first decision (all hosts free), one after a trial ended (one host free), one with no host free; milliseconds,
+median and worst of 200.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from fleet_controller.board import Board
+from fleet_controller.core.job import HostChoice
+from fleet_controller.core.schedule import Start, next_starts
+from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.waiting import Host
+from fleet_controller.store.store import JobRow
+from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
+
+HOSTS = 200
+ENGINE = EngineSpec(EngineKind.SIMULATED, gpus=8)
+GPUS = {EngineKind.SIMULATED: 8}
+CASES = ((1, 10_000, False), (100, 100, False), (10_000, 1, False), (1, 10_000, True), (100, 100, True))
+
+
+def board_of(jobs: int, trials: int, any_host: bool) -> Board:
+    """Blocks of four variants; every trial pinned to a host in turn, or its block free to go anywhere."""
+    board = Board()
+    choice = HostChoice(every_host=not any_host).to_json()
+    for job in range(jobs):
+        name = f"job{job}"
+        hosts = [f"host{(number // 4 + job) % HOSTS:03d}" if not any_host else "" for number in range(trials)]
+        specs = [TrialSpec(f"{name}-{n}", 1, name, name, f"v{n % 4}", {}, n // 4 + 1, hosts[n], ENGINE) for n in range(trials)]
+        board.put(JobRow(name, name, "", "", job, "simulated", 1.0, 600.0, placement=choice), [Trial(spec) for spec in specs])
+    return board
+
+
+def decide(board: Board) -> tuple[tuple[Start, ...], float]:
+    """What the controller's loop does between two events; the starts and its milliseconds."""
+    began_s = time.perf_counter()
+    list(board.hopeless())
+    running = board.running()
+    names = (f"host{number:03d}" for number in range(HOSTS))
+    hosts = [Host(name, {}, "", len(running.get(name, ())), False, GPUS, GPUS) for name in names]
+    starts = next_starts((job.waiting for job in board.open_jobs), hosts, 10**18)
+    return starts, (time.perf_counter() - began_s) * 1e3
+
+
+def begin(board: Board, starts: tuple[Start, ...]) -> list[str]:
+    """Note the starts on the board."""
+    for start in starts:
+        board.place(board.going_to(start))
+        board.change(start.trial_id, Attempt(start.attempt))
+    return [start.trial_id for start in starts]
+
+
+def main() -> None:
+    """Print one line a case."""
+    for jobs, trials, any_host in CASES:
+        board = board_of(jobs, trials, any_host)
+        starts, first_ms = decide(board)
+        active, one_ms, none_ms = begin(board, starts), [], []
+        for number in range(200):
+            none_ms.append(decide(board)[1])
+            board.change(active[number], Attempt(1, "a", Phase.OVER, Outcome.OK, started_unix_ns=1, ended_unix_ns=60 * 10**9))
+            starts, took_ms = decide(board)
+            one_ms.append(took_ms)
+            active += begin(board, starts)
+        placed = "any_host" if any_host else "pinned"
+        columns = [f"{statistics.median(taken):.2f} (max {max(taken):.1f})" for taken in (one_ms, none_ms)]
+        print(f"{jobs:>6} × {trials:<6} {placed:8}  first {first_ms:6.1f}  one free {columns[0]:20}  none free {columns[1]}")
+
+
+if __name__ == "__main__":
+    main()
