@@ -209,8 +209,13 @@ class AgentClient:
             raise self._translated(error) from error
 
     async def check(self) -> tuple[HostFinding, ...]:
-        """What stands in the way of trials there, looked up now."""
-        answer = await self._asked(self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S))
+        """What stands in the way of trials there, looked up now; an agent from before this could be asked says just that."""
+        try:
+            answer = await self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S)
+        except aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise self._translated(error) from error
+            return (HostFinding("not_looked_at", "warning", "the agent cannot look at its host yet", "`fleetctl deploy` updates it"),)
         return tuple(from_proto(HostFinding, finding) for finding in answer.findings)
 
     @property

@@ -36,7 +36,7 @@ class JobOnBoard:
         self.been: set[str] = set()  # hosts that trials of it have
         self.trials_over = 0
         self.trouble = ""
-        self.told_of: Waiting | None = None  # what waited when `trouble` was found
+        self.told_of: tuple[Waiting, str] | None = None  # what waited when `trouble` was found, and what it was
         self.may_hold_hopeless = True
         self._left_s: float | None = None
         self._waiting: Waiting | None = None

@@ -94,7 +94,7 @@ class Care:
     def tell(self, hosts: Sequence[Host]) -> None:
         """Bring up to date what jobs say they wait for, and the series of hosts."""
         known = {host.name: host for host in hosts}
-        if all(line.was_tried for line in self._lines()):
+        if not self._desk.trouble and all(line.was_tried for line in self._lines()):  # a store that takes nothing is told instead
             self._tell_jobs(known)
         counts: dict[str, int] = {}
         for line in self._lines():
@@ -105,11 +105,11 @@ class Care:
     def _tell_jobs(self, hosts: Mapping[str, Host]) -> None:
         closed = {name: host.closed_for for name, host in hosts.items()}
         for job in self._desk.board.open_jobs:
-            if job.told_of is job.waiting and closed == self._closed:
+            if closed == self._closed and job.told_of and job.told_of[0] is job.waiting and job.told_of[1] == job.trouble:
                 continue
             waits_for = why_waits(job.waiting, hosts)
             trouble = f"waits for {waits_for}" if waits_for else ""
-            job.told_of = job.waiting
+            job.told_of = job.waiting, trouble
             if trouble != job.trouble:
                 job.trouble = trouble
                 self._desk.board.tell()

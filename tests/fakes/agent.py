@@ -55,6 +55,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     takes_no_trials: str = ""
     kept: list[str] = field(default_factory=list)  # TRIAL/ATTEMPT whose files wait to be released
     extra: bytes = b""  # appended to each event on the wire, as a newer agent's fields would be
+    is_old: bool = False  # CheckHost is not known
     findings: list[pb.HostFinding] = field(default_factory=list)  # of CheckHost
 
     def __post_init__(self) -> None:
@@ -129,6 +130,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     async def CheckHost(self, request: Any, context: Any) -> pb.CheckHostResponse:
         self.asked_to_check.set()
+        if self.is_old:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not known")
         return pb.CheckHostResponse(findings=self.findings)
 
     async def CancelTrial(self, request: Any, context: Any) -> pb.CancelTrialResponse:

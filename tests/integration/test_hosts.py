@@ -283,6 +283,14 @@ async def test_trials_of_a_cancelled_job_that_never_began_say_so(tmp_path: Path,
         assert {trial.outcome for trial in (await fleet.job(job_id)).trials} == {Outcome.CANCELLED}
 
 
+async def test_an_agent_that_cannot_look_at_its_host_is_told_and_was_reached(tmp_path: Path, agents: list[FakeAgent]) -> None:
+    agents[0].is_old = True
+    async with controller(tmp_path, agents[:1]) as fleet:
+        await done(fleet, await fleet.submit(job(), "job.yaml"))
+        (check,) = [check async for check in fleet.check_hosts(["a"])]
+        assert (check.reached, check.errors, check.findings[0].code) == (True, "", "not_looked_at")
+
+
 async def test_a_check_ends_with_what_it_found_as_exit_code(
     tmp_path: Path, agents: list[FakeAgent], capsys: pytest.CaptureFixture[str]
 ) -> None:

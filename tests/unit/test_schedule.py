@@ -149,3 +149,13 @@ def test_only_trials_that_were_never_begun_are_closed() -> None:
     failed = replace(EXITED, kind=ErrorKind.CONFIG)
     trials = [of_variant("1", "x", failed), of_variant("2", "x", Attempt(1, phase=Phase.MEASURING)), of_variant("3", "x", EXITED)]
     assert not_again(trials) == ()
+
+
+@pytest.mark.parametrize(("kind", "closed"), [(ErrorKind.CONFIG, ["3"]), (ErrorKind.SERVER_OOM, ["3"]), (ErrorKind.DEPLOY_FAILED, [])])
+def test_a_block_without_a_host_is_not_launched_with_what_failed_for_good_elsewhere_unless_that_host_was_to_blame(
+    kind: ErrorKind, closed: list[str]
+) -> None:
+    failed = replace(EXITED, kind=kind, failure_class="too_bad", message="no")
+    later = [of_variant("3", "x", host="", block=2), of_variant("4", "y", host="", block=2)]
+    trials = [of_variant("1", "x", failed), of_variant("2", "y"), *later]
+    assert [end.trial_id for end in not_again(trials)] == closed
