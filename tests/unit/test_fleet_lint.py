@@ -19,7 +19,7 @@ BEYOND_CASES = {"too_many_hosts", "ssh_config", "ssh_config_ignored", "too_large
 
 
 def loaded(case: Path) -> LoadedFleet:
-    return check_fleet(case.read_bytes(), case.name, read_ssh_config(DATA / "ssh_config"), Path("/home/me"))
+    return check_fleet(case.read_bytes(), case.name, read_ssh_config(DATA / "ssh_config"), Path("/home/USER"))
 
 
 def findings_in(case: Path) -> tuple[Finding, ...]:

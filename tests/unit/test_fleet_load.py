@@ -14,7 +14,7 @@ from fleet_controller.spec.template import fleet_template
 from fleet_protos.errors import ConfigError
 
 HEAD = "apiVersion: benchfleet/v1\nkind: Fleet\n"
-HOME = Path("/home/me")
+HOME = Path("/home/USER")
 
 
 def fleet(text: str, config: SshConfig | None = None) -> Inventory:
@@ -74,7 +74,7 @@ def test_labels_and_variables_keep_their_spelling() -> None:
 
 def test_paths_are_absolute_from_home_or_from_the_folder_of_the_file() -> None:
     found = host("hosts: [{name: gpu01, identity: [~/.ssh/id, keys/lab], known_hosts: known}]\n")
-    assert found.ssh.identities == ("/home/me/.ssh/id", "/lab/keys/lab")
+    assert found.ssh.identities == ("/home/USER/.ssh/id", "/lab/keys/lab")
     assert found.ssh.known_hosts == ("/lab/known",)
 
 

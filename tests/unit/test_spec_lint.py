@@ -14,8 +14,9 @@ from fleet_controller.spec.load import load_job
 CASES = sorted((Path(__file__).parent / "data" / "lint").glob("*.yaml"))
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
 BEYOND_CASES = {
-    "hosts_left_over", "no_hosts", "too_few_hosts", "too_many_trials", "too_many_variants", "more_findings", "too_large", "python_default",
-    "one_variant", "no_load_hosts", "load_host_has_trials", "too_few_shards",
+    "hosts_left_over", "load_only_host", "no_hosts", "no_such_label", "too_few_hosts", "too_many_trials", "too_many_variants",
+    "more_findings", "too_large", "python_default", "one_variant",
+    "unknown_host", "no_load_hosts", "load_host_has_trials", "too_few_shards",
 }  # fmt: skip
 
 
