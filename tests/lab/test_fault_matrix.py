@@ -1,0 +1,239 @@
+"""Each fault in each phase of a trial, on real lab hosts: each run is stored exactly once, no process is left, the job ends well."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import grpc
+import pytest
+
+from fleet_protos.events import Event, ServerLaunched
+from fleet_protos.trial import Outcome, Phase
+from tests.lab import faults
+from tests.lab.faults import MATRIX, Fault, Site, sites
+from tests.lab.fleet import LOG_END, STATE, LabFleet
+from tests.lab.lab import Lab
+from tests.lab.programs import LabTrouble
+from tests.lab.report import show, table
+from tests.lab.trials import HostJournal, Late, attempts, ends, phase_at, submit, trouble_with, wait_over
+
+HOSTS = 6
+PHASES = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
+TRIES = 4  # a fault that came too late for its phase is tried again; a phase is never waited for by time
+ATTEMPT_S = 60.0
+LOG_BYTES = 16 << 20  # what the server's log is made longer by, and how many secrets are then masked in it: collecting it takes a second
+SECRETS = 128
+JOB = """\
+apiVersion: benchfleet/v1
+kind: Job
+name: cell
+model: {{path: sim/kimi}}
+engine:
+  kind: simulated
+  gpus: 8
+  args: {{tp_size: 8}}
+  env: {{{env}}}
+  stop_timeout: 2s
+  simulation: {{time_scale: 4, {simulation}}}
+workloads: {{single: {{concurrency: 1, requests: 1, prompts: builtin:chat, output_tokens: {tokens}}}}}
+measure: {{launches: 1, runs: {{min: 2, max: 2}}, warmup: {warmup}}}
+hosts: {{names: [{host}]}}
+"""
+PLAIN = {"simulation": "ready_after: 0", "tokens": "100", "warmup": "1", "env": ""}
+LONG: Mapping[Phase, Mapping[str, str]] = {  # what makes a phase last for seconds
+    Phase.LAUNCHING: {"simulation": "ready_after: 2s"},
+    Phase.WARMING: {"warmup": "6"},
+    Phase.MEASURING: {"tokens": "400"},
+    Phase.COLLECTING: {"env": ", ".join(f"HF_S{number}: secret://S{number}" for number in range(SECRETS))},
+    Phase.STOPPING: {"simulation": "ignore_term: true"},
+}
+
+# How the attempts before the good one end, where there are any; of a full disk any of these, or none.
+RETRIED: Mapping[Fault, Mapping[Phase, str]] = {
+    faults.KILL_AGENT: dict.fromkeys(PHASES[:3], "agent_restarted"),
+    faults.POWER_OFF: dict.fromkeys(PHASES[:3], "agent_restarted"),
+    faults.KILL_SERVER: dict.fromkeys(PHASES[:4], "killed"),
+    faults.KILL_LOAD_TASK: dict.fromkeys(PHASES[1:3], "load_failed"),
+}
+FULL = {"disk_full", "load_failed", "journal_failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A fault in a phase, and what came of it on `host`; `ends` tells each attempt."""
+
+    fault: Fault
+    phase: Phase
+    host: str = ""
+    ends: tuple[str, ...] = ()
+    took_s: float = 0.0
+    late: int = 0
+    trouble: tuple[str, ...] = ()
+    log: str = ""
+
+    @property
+    def name(self) -> str:
+        """As it is listed."""
+        return f"{self.fault.name}, {self.phase.name.lower()}"
+
+    @property
+    def short(self) -> str:
+        """Its place in the table: attempts and seconds, or that it failed."""
+        return f"{'FAILED' if self.trouble else 'ok'} {len(self.ends)}× {self.took_s:.0f} s"
+
+
+CELLS = [Cell(fault, phase) for fault in MATRIX for phase in PHASES]
+
+
+@pytest.fixture(scope="module")
+def fleet(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabFleet]:
+    opened = LabFleet.open(shared_lab, tmp_path_factory.mktemp("fleet"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[str, Cell]:
+    """All cells by name. Faults of the controller strike all hosts, so those cells are played by themselves; hosts share the others."""
+    began_s = time.monotonic()
+    fleet.up(HOSTS)
+    places = sites(fleet)
+    for site in places:
+        give_secrets(site)
+    of_controller = [cell for cell in CELLS if cell.fault is faults.KILL_CONTROLLER]
+    of_hosts = [cell for cell in CELLS if cell.fault is not faults.KILL_CONTROLLER]
+    of_hosts.sort(key=lambda cell: -cell.fault.lasts_s)  # the long ones first: their hosts wait while others work
+    cells = [*play_all(of_controller, places), *play_all(of_hosts, places)]
+    found = {cell.name: cell for cell in cells}
+    show(pytestconfig, told(found, time.monotonic() - began_s))
+    return found
+
+
+@pytest.mark.parametrize("name", [cell.name for cell in CELLS])
+def test_each_run_is_stored_once_nothing_is_left_and_the_job_ends_well(played: Mapping[str, Cell], name: str) -> None:
+    cell = played[name]
+    print(cell.log)
+    assert cell.trouble == ()
+
+
+def play_all(cells: Sequence[Cell], places: Sequence[Site]) -> list[Cell]:
+    """Each cell on the host that is free first."""
+    waiting = iter(cells)
+    turn = threading.Lock()
+
+    def work(site: Site) -> list[Cell]:
+        done: list[Cell] = []
+        while True:
+            with turn:
+                cell = next(waiting, None)
+            if cell is None:
+                return done
+            done.append(play(cell, site))
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        return [cell for done in pool.map(work, places) for cell in done]
+
+
+def told(found: Mapping[str, Cell], took_s: float) -> str:
+    """The table, and its sums."""
+    rows = [[fault.name, *(found[Cell(fault, phase).name].short for phase in PHASES)] for fault in MATRIX]
+    good = sum(not cell.trouble for cell in found.values())
+    late = sum(cell.late for cell in found.values())
+    attempts = sum(len(cell.ends) for cell in found.values())
+    sums = f"{good} of {len(CELLS)} cells hold, {attempts} attempts, {late} faults came too late and were repeated, {took_s:.0f} s"
+    failed = [f"{cell.name} on {cell.host}: {'; '.join(cell.trouble)}" for cell in found.values() if cell.trouble]
+    return "\n".join([table(["fault", *(phase.name.lower() for phase in PHASES)], rows), sums, *failed])
+
+
+def play(cell: Cell, site: Site) -> Cell:
+    """What comes of it; a fault that came too late is tried again with another job."""
+    for late in range(TRIES):
+        try:
+            done = replace(_play(cell, site), late=late)
+            break
+        except Late as error:
+            done = replace(cell, host=site.host.name, late=late + 1, trouble=(f"it always came too late: {error}",))
+        except (LabTrouble, grpc.RpcError, AssertionError, ValueError):  # such a cell has failed, and the others are played
+            done = replace(cell, host=site.host.name, late=late, trouble=(traceback.format_exc(),))
+            break
+        finally:
+            site.mend()
+    logs = {site.host.name: site.agent.log(), "controller": site.fleet.controller.log()} if done.trouble else {}
+    return replace(done, log="\n".join(f"--- {name}\n{log[-LOG_END:]}" for name, log in logs.items()))
+
+
+def _play(cell: Cell, site: Site) -> Cell:
+    fleet, journal, began_s = site.fleet, HostJournal(site), time.monotonic()
+    yaml = JOB.format(host=site.host.name, **{**PLAIN, **LONG[cell.phase]})
+    job_id = submit(fleet, yaml, f"{cell.name} {time.monotonic_ns()}")
+    try:
+        at_ns = strike(cell, site, journal, job_id)
+    except Late:
+        wait_over(fleet, job_id)
+        raise
+    hold(cell.fault, journal, job_id)
+    cell.fault.mend(site)
+    detail = wait_over(fleet, job_id)
+    if (was := phase_at([event for event in journal.of(job_id) if event.attempt == 1], at_ns)) is not cell.phase:
+        raise Late(f"it struck in {was.name}")
+    [trial] = detail.trials
+    told = attempts(fleet, trial)
+    trouble = [*trouble_with_ends(cell, ends(told)), *trouble_with(site, journal, job_id)]
+    if trial.outcome is not Outcome.OK:
+        trouble.append(f"the job ended {detail.job.state}: {trial.message}")
+    return replace(cell, host=site.host.name, ends=ends(told), took_s=time.monotonic() - began_s, trouble=tuple(trouble))
+
+
+def strike(cell: Cell, site: Site, journal: HostJournal, job_id: str) -> int:
+    """Wait until the trial is where the fault is to find it, and let it strike; wall time of its effect. Raises Late."""
+    if cell.phase is Phase.COLLECTING:
+        event = journal.await_event(job_id, lambda event: event.phase is Phase.WARMING)
+        _fill_log(site, event)
+    journal.await_event(job_id, lambda event: event.phase is cell.phase and (event.phase is not Phase.LAUNCHING or _is_launched(event)))
+    return cell.fault.strike(site)
+
+
+def _is_launched(event: Event) -> bool:
+    return isinstance(event.body, ServerLaunched)
+
+
+def give_secrets(site: Site) -> None:
+    """What the jobs name that are to be masked for a while."""
+    path = site.host.path("/root/.config/benchfleet/secrets")
+    path.parent.mkdir(parents=True)
+    path.touch(0o600)
+    path.write_text("".join(f"S{number}={number:032}\n" for number in range(SECRETS)))
+
+
+def _fill_log(site: Site, event: Event) -> None:
+    """Let the server have said very much, a secret at last."""
+    line = b"INFO: a line that a server says again and again\n"
+    with site.host.path(f"{STATE}/artifacts/{event.trial_id}/{event.attempt}/server.log").open("ab") as log:
+        log.write(line * (LOG_BYTES // len(line)) + b"%032d\n" % 1)
+
+
+def hold(fault: Fault, journal: HostJournal, job_id: str) -> None:
+    """Return when the fault is to be mended."""
+    if fault.outlasts == "job":
+        wait_over(journal.site.fleet, job_id)
+    if fault.outlasts == "attempt":
+        journal.await_event(job_id, lambda event: event.phase is Phase.OVER, ATTEMPT_S)
+    threading.Event().wait(fault.lasts_s)
+
+
+def trouble_with_ends(cell: Cell, told: Sequence[str]) -> Iterator[str]:
+    """Whether each attempt ended as the fault lets one expect."""
+    *failed, last = told
+    if cell.fault is faults.DISK_FULL:
+        if last != "ok" or len(failed) > 1 or not set(failed) <= FULL:
+            yield f"the attempts ended {', '.join(told)}"
+        return
+    wanted = RETRIED.get(cell.fault, {}).get(cell.phase)
+    expected = [wanted, "ok"] if wanted else ["ok"]
+    if list(told) != expected:
+        yield f"the attempts ended {', '.join(told)}; expected: {', '.join(expected)}"
