@@ -21,6 +21,7 @@ from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.core.lending import lenders, lending_findings, load_plan
+from fleet_controller.core.known import NOT_KNOWN
 from fleet_controller.core.plan import Plan, make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
@@ -280,7 +281,8 @@ class Fleet:
     def _placement(self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> HostChoice:
         """The choice, with the part of a host that a trial takes where others are let in."""
         largest = max(specs, key=lambda spec: spec.engine.gpus)
-        room = max(self._names[host].room_for(largest.engine.kind) for host in hosts)
+        rooms = (self._names[host].room_for(largest.engine.kind) for host in hosts)
+        room = max((room for room in rooms if room != NOT_KNOWN), default=0)
         return replace(choice, part=min(1.0, largest.engine.gpus / room)) if largest.shared and room else choice
 
     def _refuse_what_cannot_meet(self, gangs: Iterable[Sequence[str]]) -> None:
