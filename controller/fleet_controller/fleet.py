@@ -20,8 +20,8 @@ from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
-from fleet_controller.core.lending import lenders, lending_findings, load_plan
 from fleet_controller.core.known import NOT_KNOWN
+from fleet_controller.core.lending import lenders, lending_findings, load_plan
 from fleet_controller.core.plan import Plan, make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
