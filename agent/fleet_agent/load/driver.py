@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from fleet_agent.load.far_crew import FarCrew
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
 from fleet_agent.load.prompts import WARM_UP, Draw
 from fleet_agent.load.ray_cluster import RayNode
-from fleet_agent.load.ray_session import RaySession, wait_for_end_of_ray
+from fleet_agent.load.ray_session import RaySession, end_own_session, wait_for_end_of_ray
 from fleet_agent.load.records import Request
 from fleet_agent.load.summary import Conditions, Summary, summarise
 from fleet_knowledge.figures.accept import Shape
@@ -52,8 +53,9 @@ class Driver:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
 
     def answer(self, line: bytes) -> None:
-        """Write one line to the agent; it reads all the time, so this does not block for long."""
-        os.write(self.answers, line)
+        """Write one line to the agent; it reads all the time, so this does not block for long. When it has gone nobody wants it."""
+        with suppress(BrokenPipeError):
+            os.write(self.answers, line)
 
     async def carry_out(self, number: int, operation: str, content: Mapping[str, Any]) -> None:
         """One warm-up or run, to its answer; it waits for those asked for before it."""
@@ -235,6 +237,7 @@ def main() -> None:
         code = 1
     finally:
         session.stop()
+        end_own_session()
     sys.exit(code)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from fleet_agent.load.cluster import JOIN_LIMIT_S, LONGEST_HOLD_S, Files, Part
 from fleet_agent.load.ray_cluster import RayNode
-from fleet_agent.load.ray_session import wait_for_end_of_ray
+from fleet_agent.load.ray_session import end_own_session, wait_for_end_of_ray
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ def main() -> None:
         code = asyncio.run(_serve(node))
     finally:
         node.stop()
+        end_own_session()
     os._exit(code)  # a thread in which Ray still starts must not hold it up
 
 

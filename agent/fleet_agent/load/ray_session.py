@@ -7,12 +7,14 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from fleet_agent.load.temporary import temporary_folder
+from fleet_agent.processes import processes_of_session
 
 CORES: Final = 2  # workers for shards
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
@@ -63,6 +65,19 @@ class RaySession:
             self._ray = None
         if self.temporary:
             shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def end_own_session() -> None:
+    """Kill what is left of Ray in the session that this process leads: agents of a raylet that is gone notice that a minute later.
+
+    Whoever started us does the same; here for the case that he was killed. Does nothing in a session that somebody else leads.
+    """
+    if os.getsid(0) != os.getpid():
+        return
+    for process in processes_of_session(os.getpid()):
+        if process.pid != os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 async def wait_for_end_of_ray(of_ray: tuple[str, ...] = ("raylet", "gcs_server")) -> str:
