@@ -28,13 +28,15 @@ from fleet_agent.service import AgentService
 from fleet_agent.supervisor import Supervisor
 from fleet_protos.certificate import Certificate
 from fleet_protos.door import Door
+from fleet_protos.gate import MOST_BYTES, MessageGate
 from fleet_protos.identity import Role
 from fleet_protos.sockets import bind, listen_address
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
+_LARGEST_MESSAGE_BYTES = 2 << 20  # a trial
 _OPTIONS = [
     ("grpc.max_concurrent_streams", 512),
-    ("grpc.max_receive_message_length", 2 << 20),  # the largest is a trial
+    ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),  # a controller asks every 5 s whether the line still stands
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -79,7 +81,7 @@ async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memor
         server_python=config.server.python,
         server_image=config.server.image,
     )
-    server = aio.server(options=_OPTIONS)
+    server = aio.server(options=_OPTIONS, interceptors=[MessageGate(_LARGEST_MESSAGE_BYTES)])
     agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about, admission), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

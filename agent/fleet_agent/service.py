@@ -15,7 +15,7 @@ from grpc import aio
 
 from fleet_agent import evidence
 from fleet_agent.agent import Agent
-from fleet_agent.core.soundness import LARGEST_SPEC_BYTES
+from fleet_agent.core.soundness import LARGEST_SPEC_BYTES, faults_of
 from fleet_agent.inspection import inspect
 from fleet_agent.journal import Journal, JournalFailed
 from fleet_agent.load.cluster import Part, Secrets
@@ -97,8 +97,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if request.agent_id and request.agent_id != self._journal.agent_id:
             told = f"this is agent {self._journal.agent_id}, not {request.agent_id}: its journal was made anew"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
-        lease = _lease(request)
         try:
+            lease = _lease(request)
             await self._agent.obey(lease)
             async for event in self._agent.events(request.after_sequence, lease):
                 yield agent_pb2.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
@@ -162,8 +162,15 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
 
 def _lease(request: Any) -> Lease:
-    """Whose order it is; without a lease nobody's."""
-    return from_proto(Lease, request.lease)
+    """Whose order it is; without a lease nobody's. Raises ConfigError for one that no controller has."""
+    lease = from_proto(Lease, request.lease)
+    _sound(lease)
+    return lease
+
+
+def _sound(value: Any) -> None:
+    if found := faults_of(value):
+        raise ConfigError(f"this message is none of a controller's: {'; '.join(found)}", "look who sent it")
 
 
 def _part(request: agent_pb2.JoinLoadRequest) -> tuple[Part, Secrets]:
@@ -172,6 +179,7 @@ def _part(request: agent_pb2.JoinLoadRequest) -> tuple[Part, Secrets]:
         trial_id=request.trial_id, attempt=request.attempt, host=request.host, address=request.address,
         lead_address=request.lead_address, cores=request.cores, hold_limit_s=request.hold_limit_s,
     )  # fmt: skip
+    _sound(part)
     try:
         texts = [pem.decode("ascii") for pem in (request.authority, request.certificate, request.key)]
     except UnicodeDecodeError as error:
@@ -191,5 +199,7 @@ def _trial(request: agent_pb2.StartTrialRequest) -> TrialSpec:
 
 def _read(path: os.PathLike[str], offset: int) -> bytes:
     with open(path, "rb") as file:
+        if offset >= os.fstat(file.fileno()).st_size:  # also one that no file can have
+            return b""
         file.seek(offset)
         return file.read(_CHUNK_BYTES)

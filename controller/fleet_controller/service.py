@@ -15,6 +15,7 @@ from fleet_controller.report.values import Controller
 from fleet_protos.codec import to_proto
 from fleet_protos.door import Door
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
+from fleet_protos.gate import MOST_BYTES, MessageGate
 from fleet_protos.identity import Role, TlsFiles
 from fleet_protos.sockets import bind
 from fleet_protos.v1 import controller_pb2 as pb
@@ -27,14 +28,17 @@ _STATUS = {
     HostUnreachable: grpc.StatusCode.UNAVAILABLE,
     Bug: grpc.StatusCode.INTERNAL,
 }
-_OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 256 << 20)]
+_LARGEST_MESSAGE_BYTES = 4 << 20  # a job file, with some to spare
+_LONGEST_REASON_BYTES = 2400  # it travels in the trailer, which takes 8 KiB; up to three bytes for each of its own
+_OPTIONS = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", 256 << 20)]
 Context = aio.ServicerContext[Any, Any]
 
 
 async def _refuse(context: Context, error: FleetError) -> NoReturn:
     """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl` shows as they are."""
     code = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
-    await context.abort(code, f"{error.message}\n{error.hint}" if error.hint else error.message)
+    text = f"{error.message}\n{error.hint}" if error.hint else error.message
+    await context.abort(code, text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore"))
 
 
 class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
@@ -136,7 +140,7 @@ async def serving(controller: Controller, address: str, outside: str = "", tls: 
 
     Yields the address, the outer one where there is one, with its real port. Raises ConfigError, Conflict.
     """
-    server = aio.server(options=_OPTIONS)
+    server = aio.server(options=_OPTIONS, interceptors=[MessageGate(_LARGEST_MESSAGE_BYTES)])
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(controller), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

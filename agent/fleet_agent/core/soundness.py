@@ -45,6 +45,11 @@ def faults(spec: TrialSpec) -> tuple[str, ...]:
     return tuple(found)
 
 
+def faults_of(value: Any) -> tuple[str, ...]:
+    """The same of any other value: its texts and numbers alone; never more than three."""
+    return tuple(fault for fault, _ in zip(_walk("", value, 0), range(3), strict=False))
+
+
 def _faults(spec: TrialSpec) -> Iterator[str]:
     yield from _walk("", spec, 0)
     yield from _of_trial(spec)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,8 +25,16 @@ def stranger(info: Mapping[str, Any], url: str, words: Sequence[str]) -> str:
     command = info.get("launch_command")
     if not isinstance(command, str) or not command or not words:
         return ""
-    missing = list((Counter(_parts(words)) - Counter(command.split())).elements())
+    ours = Counter(_parts(words))
+    missing = min((list((ours - Counter(shown)).elements()) for shown in _readings(command)), key=len)
     return f"it was launched without {' '.join(missing[:4])}" if missing else ""
+
+
+def _readings(command: str) -> Iterator[list[str]]:
+    """The words of a joined command: as they stand, and, where they are quoted as for a shell, without the quotes."""
+    yield command.split()
+    with suppress(ValueError):
+        yield [part for word in shlex.split(command) for part in word.split()]
 
 
 def _parts(words: Sequence[str]) -> list[str]:
