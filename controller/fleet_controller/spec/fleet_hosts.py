@@ -26,14 +26,14 @@ _OTHER_PLACEHOLDER = re.compile(r"\{(?!name\})[^}]*\}|[{}]")
 class Known:
     """What was found while the hosts were walked through: where each name stands, how each host is reached, who is at each place.
 
-    `same`: entries of which it was told that they share an address; `notes`: the hosts of each note.
+    `same`: entries of which it was told that they share an address; `notes`: by place and code, the first note and its hosts.
     """
 
     names: dict[str, Path] = field(default_factory=dict)
     ways: dict[str, Ssh] = field(default_factory=dict)
     places: dict[tuple[object, ...], tuple[str, Path]] = field(default_factory=dict)
     same: set[tuple[Path, Path]] = field(default_factory=set)
-    notes: dict[tuple[Path, Note], list[str]] = field(default_factory=dict)
+    notes: dict[tuple[Path, str], tuple[Note, list[str]]] = field(default_factory=dict)
 
 
 def check_hosts(reading: FleetReading, config: SshConfig, paths: Paths, known: Known) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def check_hosts(reading: FleetReading, config: SshConfig, paths: Paths, known: K
             yield reading.finding("too_many_hosts", (*layers.path, "name"), message, "is a digit too many in a range?")
             return
         yield from _ways(reading, layers, names, config, paths, known)
-    for (path, note), hosts in known.notes.items():
+    for (path, _), (note, hosts) in known.notes.items():
         among = f" ({hosts[0]} and {len(hosts) - 1} more)" if len(hosts) > 1 else ""
         yield reading.finding(note.code, path, note.message + among, note.hint, severity=note.severity)
     yield from _config(reading, config)
@@ -133,7 +133,7 @@ def _ways(
         known.ways.setdefault(name, way)
         for note in notes:
             told_at = layers.where(note.key) if note.key and layers.value(note.key) is not None else (*layers.path, "name")
-            known.notes.setdefault((told_at, note), []).append(name)
+            known.notes.setdefault((told_at, note.code), (note, []))[1].append(name)
         if not shared:  # which is told where it stands
             yield from _same_place(reading, layers, name, way, known)
 
