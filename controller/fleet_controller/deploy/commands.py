@@ -61,7 +61,7 @@ class PutFile:
         return {"op": "put", "path": self.path, "size": len(self.content), "sha256": digest, **self.owned.frame()}
 
     def __str__(self) -> str:
-        return f"write {self.path} ({len(self.content)} bytes, {self.owned})"
+        return f"write {self.path} ({self.owned})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,14 +135,12 @@ def _bring(wanted: Wanted, found: Installed, version: str) -> list[Command]:
         commands.append(do.SendWheel(python.name, python.source, python.size, python.sha256, "python"))
     missing = [item for item in wanted.bundle.wheels if item.name not in found.wheels]
     commands += [do.SendWheel(item.name, item.source, item.size, item.sha256) for item in missing]
-    folders = [f"{root}/wheels/{item.name}" for item in missing if not item.name.startswith(_COMPILED_LATER)]
-    if python is not None and python.name not in found.pythons:
+    folders = [f"{root}/wheels/{item.name}" for item in wanted.bundle.wheels if not item.name.startswith(_COMPILED_LATER)]
+    if python is not None:
         folders.append(f"{root}/pythons/{python.name}/lib")
-    commands.append(_version(wanted, f"{root}/versions/{version}", version))
-    if folders:
-        program = wanted.interpreter.executable(root)
-        commands.append(do.RunProgram((program, "-I", "-m", "compileall", "-q", *folders), timeout_s=_COMPILE_S))
-    return commands
+    program = wanted.interpreter.executable(root)
+    commands.append(do.RunProgram((program, "-I", "-m", "compileall", "-q", *folders), timeout_s=_COMPILE_S))
+    return [*commands, _version(wanted, f"{root}/versions/{version}", version)]
 
 
 def _version(wanted: Wanted, folder: str, name: str) -> do.MakeVersion:
@@ -254,8 +252,8 @@ def _below(path: PurePosixPath, home: str) -> bool:
 def _switch(wanted: Wanted, found: Installed, version: str, files: list[PutFile]) -> list[Command]:
     place = wanted.place
     commands: list[Command] = []
-    if found.current and not wanted.force:
-        program = f"{place.root}/versions/{version}/bin/fleet-agent"
+    if found.current in found.versions and not wanted.force:
+        program = f"{place.root}/versions/{found.current}/bin/fleet-agent"  # its own: the new one may not even start
         commands.append(do.RequireIdle((program, "pending", "--state", place.state)))
     commands.append(do.Remember(tuple(file.path for file in _files(wanted))))
     commands += files

@@ -71,7 +71,7 @@ def config_text(place: Place, host: FleetHost) -> str:
         },
         "allow": {
             "python": host.allow.python, "images": host.allow.images, "models": host.allow.models, "mounts": host.allow.mounts,
-            "env": host.allow.env,
+            "env": host.allow.env, "args": host.allow.args,
         },
         "server": {"python": host.server_python, "image": host.server_image},
         "server.env": host.env,

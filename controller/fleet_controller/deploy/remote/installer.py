@@ -282,14 +282,13 @@ class Installation:
         return {"left": left[:20], "troubles": troubles}
 
     def _remove_folders(self) -> "list[str]":
+        """The folders that are empty now; what is in the others, which stays."""
         folders = [entry["path"] for entry in self.made if entry["kind"] == "folder"]
-        inside = [path for path in folders if path != self.root and path.startswith(self.root + "/")]
-        left = [path for path in sorted(inside, key=len, reverse=True) if not remove_empty(path)]
+        inside = [path for path in folders if path.startswith(self.root + "/")]
+        left = not_removed(inside)
         for name in (MADE + NEW, ".incoming" + NEW, MADE):
-            if os.path.exists(self._path(name)):
-                os.unlink(self._path(name))
-        rest = [path for path in folders if path not in inside]
-        return left + [path for path in sorted(rest, key=len, reverse=True) if not remove_empty(path)]
+            remove_file(self._path(name))
+        return left + not_removed([path for path in folders if path not in inside])
 
 
 def read_link(path: str) -> str:
@@ -329,6 +328,15 @@ def call(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
         process.communicate()
         return 124, "", f"no end after {timeout_s:g} s"
     return process.returncode, out.decode(errors="replace")[-65536:], errors.decode(errors="replace")[-65536:]
+
+
+def not_removed(folders: "list[str]") -> "list[str]":
+    """Remove what is empty of these, the innermost first; the contents of what is not."""
+    left = []
+    for path in sorted(folders, key=len, reverse=True):
+        if not remove_empty(path):
+            left += [os.path.join(path, name) for name in sorted(os.listdir(path)) if os.path.join(path, name) not in folders]
+    return left
 
 
 def undo(argv: "list[str]") -> "list[str]":

@@ -1,0 +1,141 @@
+"""Promises of the way to a host: host keys, keys of users, jump hosts, tunnels, and what is told when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from fleet_controller.agents import AgentClient
+from fleet_controller.cli.fleet_file import read_fleet
+from fleet_controller.core.inventory import FleetHost, Ssh
+from fleet_controller.deploy.hostkeys import HostKeyRefused
+from fleet_controller.deploy.keyring import Keyring
+from fleet_controller.deploy.ssh import Connection
+from fleet_controller.deploy.tunnel import Tunnels
+from fleet_controller.trust.authority import Authority
+from fleet_protos.errors import ConfigError, HostUnreachable
+from fleet_protos.identity import agent_name
+from tests.lab.deploying import Desk
+from tests.lab.fleet import PORT
+from tests.lab.hosts import LabHost
+from tests.lab.lab import Lab
+
+
+@pytest.fixture(scope="module")
+def host(shared_lab: Lab) -> LabHost:
+    """A host to log in to; tests leave it as it was."""
+    return shared_lab.hosts(1)[0]
+
+
+def settings(host: LabHost, **other: object) -> Ssh:
+    """How to log in there as bench, with nothing of this machine's own."""
+    ssh = host.ssh("bench")
+    usual = {"identities": (ssh.identity,), "known_hosts": (ssh.known_hosts,), "use_agent": False}
+    return Ssh(address=ssh.address, user="bench", **{**usual, **other})  # type: ignore[arg-type]
+
+
+def refusal(ssh: Ssh) -> HostKeyRefused:
+    with pytest.raises(HostKeyRefused) as refused:
+        Connection.open(ssh, Keyring())
+    return refused.value
+
+
+def test_arguments_reach_a_program_as_they_are(host: LabHost) -> None:
+    words = ["a b", "$HOME", "';id;'", "*", "", "é\n"]
+    with Connection.open(settings(host), Keyring()) as connection:
+        ran = connection.run(["python3", "-c", "import sys; print(ascii(sys.argv[1:]))", *words])
+    assert ran.out.decode() == ascii(words) + "\n"
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_command_that_adds_it(host: LabHost, tmp_path: Path) -> None:
+    error = refusal(settings(host, known_hosts=(str(tmp_path / "known_hosts"),)))
+    shown = host.run(["ssh-keygen", "-lf", "/etc/ssh/lab_host_key.pub"]).stdout.split()[1]
+    assert shown in error.message
+    assert f"ssh-keyscan -t ed25519 {host.address} >> {tmp_path}/known_hosts" in error.hint
+    assert not (tmp_path / "known_hosts").exists()
+
+
+def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_command_that_forgets_the_old(host: LabHost, tmp_path: Path) -> None:
+    other = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    file = tmp_path / "known_hosts"
+    file.write_text(f"{host.address} {other}\n")
+    error = refusal(settings(host, known_hosts=(str(file),)))
+    assert error.message.count("SHA256:") == 2
+    assert f"ssh-keygen -R {host.address} -f {file}" in error.hint
+    assert file.read_text() == f"{host.address} {other}\n"
+
+
+def test_a_key_with_a_passphrase_is_not_read_without_a_terminal_or_an_agent(host: LabHost, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    file = tmp_path / "locked"
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret")))
+    with pytest.raises(ConfigError, match="passphrase") as error:
+        Connection.open(settings(host, identities=(str(file),)), Keyring())
+    assert f"ssh-add {file}" in error.value.hint
+
+
+def test_a_key_that_is_not_let_in_is_named_with_the_command_that_brings_it(host: LabHost, tmp_path: Path) -> None:
+    file = tmp_path / "other"
+    file.write_bytes(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    with pytest.raises(ConfigError, match=str(file)) as error:
+        Connection.open(settings(host, identities=(str(file),)), Keyring())
+    assert "ssh-copy-id" in error.value.hint
+
+
+def test_a_host_that_is_off_is_told_as_out_of_reach(host: LabHost) -> None:
+    host.cut()
+    try:
+        with pytest.raises(HostUnreachable, match="cannot be reached by SSH"):
+            Connection.open(settings(host, connect_timeout_s=0.5), Keyring())
+    finally:
+        host.heal()
+
+
+def test_a_host_behind_another_is_deployed_and_reached_through_a_tunnel_that_heals(shared_lab: Lab, host: LabHost, tmp_path: Path) -> None:
+    [inner] = shared_lab.hosts(1)
+    desk = Desk(tmp_path)
+    known = desk.folder / "known_hosts"
+    known.write_text(Path(host.ssh().known_hosts).read_text() + Path(inner.ssh().known_hosts).read_text())
+    desk.knows(inner, more=f"proxy_jump: bench@{host.address}, known_hosts: [{known}]")
+    told = desk.results("deploy")[inner.name]
+    assert (told["state"], told["message"]) == ("changed", "")
+    assert not inner.listens(PORT)  # on no address that the network reaches
+    [known_host] = read_fleet(desk.folder / "fleet.yaml").hosts
+    asyncio.run(over_a_tunnel(known_host, Authority.open(desk.folder / "state/trust"), host))
+    assert desk.results("undeploy")[inner.name]["state"] == "removed"
+
+
+async def over_a_tunnel(known: FleetHost, authority: Authority, way: LabHost) -> None:
+    """Ask the agent, end the tunnel's SSH connections on the way, ask again."""
+    async with Tunnels() as tunnels:
+        client = AgentClient(await tunnels.reach(known), authority.agent_files(known.name), agent_name(known.name))
+        try:
+            assert (await client.describe()).host == known.name
+            end_sessions(way)
+            await tunnels.reach(known)
+            for _ in range(100):  # a call that was under way when the line broke may fail
+                if await described(client) == known.name:
+                    return
+            raise AssertionError("the tunnel does not heal")
+        finally:
+            await client.close()
+
+
+async def described(client: AgentClient) -> str:
+    try:
+        return (await client.describe()).host
+    except HostUnreachable:
+        return ""
+
+
+def end_sessions(host: LabHost) -> None:
+    """Kill what sshd started for the logins of bench."""
+    for process in host.processes():
+        if process.argv and process.argv[0].startswith("sshd: bench"):
+            os.kill(process.outer_pid, signal.SIGKILL)
