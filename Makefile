@@ -36,9 +36,10 @@ lab: .venv/installed-dev ## lab hosts to try things on by hand, until Ctrl-C or 
 lab-down: ## end the labs that make lab started
 	@$(bin)/python -m tests.lab.by_hand down
 
-bench: .venv/installed-dev ## overheads of fleetctl and the agent, speed of diagnose: a table and benchmarks/latest.json
+bench: .venv/installed-dev ## overheads of fleetctl and the agent, speed of diagnose, restart with 10,000 trials: tables and benchmarks/latest.json
 	$(bin)/python benchmarks/overhead.py
 	$(bin)/python benchmarks/diagnose.py
+	$(bin)/python -m benchmarks.restart
 
 check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target check-types check-rest

@@ -6,9 +6,10 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.full_store import HOSTS, events_of, spec_of
 from fleet_controller.board import Seen, look
 from fleet_controller.core.schedule import next_starts
 from fleet_controller.core.state import Attempt
@@ -16,29 +17,11 @@ from fleet_controller.core.waiting import Host
 from fleet_controller.desk import Desk
 from fleet_controller.reading import StoredJobs
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos import events as ev
 from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, RunResult, TrialSpec, Workload
+from fleet_protos.trial import TrialSpec
 
 TRIALS = 10_000
 FINISHED = 500  # of them have their events and runs
-ENV = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS", "NCCL_NTHREADS": "512"}
-METRICS = {f"metric_{number}": number / 7 for number in range(16)}
-
-
-def spec(number: int) -> TrialSpec:
-    engine = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8, "speculative_num_steps": 5}, ENV, 8)
-    workload = Workload("single", 1, 1, prompts="builtin:chat", output_tokens=500, api="chat")
-    host = f"host-{number % 100}"
-    return TrialSpec(f"big-b1-v{number}", 1, "big", "big", f"v={number}", {"v": str(number)}, 1, host, engine, (workload,))
-
-
-def events_of(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
-    bodies: list[tuple[ev.Body, Phase]] = [(ev.TrialAccepted(trial), Phase.LAUNCHING), (ev.ServerReady(5.0), Phase.WARMING)]
-    bodies += [(ev.RunFinished(RunResult("single", index, 1, 5.0, 20.0, 1, 0, 500, METRICS)), Phase.MEASURING) for index in (1, 2, 3)]
-    bodies += [(ev.ServerStopped("term", 1.0), Phase.STOPPING), (ev.TrialOver(Outcome.OK), Phase.OVER)]
-    for step, (body, phase) in enumerate(bodies):
-        yield ev.Event(first + step, first + step, trial.trial_id, 1, 0, phase, body)
 
 
 def timed(label: str, work: Callable[[], object], times: int = 1) -> None:
@@ -61,7 +44,7 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
     began_s = time.perf_counter()
     await desk.load()
     print(f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms")
-    board, hosts = desk.board, [Host(f"host-{number}") for number in range(100)]
+    board, hosts = desk.board, [Host(f"host-{number}") for number in range(HOSTS)]
     seen: Seen = {}
     look(board.jobs["big"], seen)
     waiting = [job.waiting for job in board.open_jobs]
@@ -73,7 +56,7 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
 
 def main() -> int:
     """Run all in a temporary folder, which is removed."""
-    specs = [spec(number) for number in range(TRIALS)]
+    specs = [spec_of("big", number) for number in range(TRIALS)]
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "store.sqlite3")
         store = Store.open(path)

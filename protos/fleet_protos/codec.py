@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from fleet_protos import events
+from fleet_protos.lines import read_line
 from fleet_protos.trial import GateEffect
 from fleet_protos.v1 import trial_pb2
 
@@ -24,8 +25,7 @@ V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 
 _BODIES: dict[type, str] = {body: re.sub(r"(?<!^)(?=[A-Z])", "_", body.__name__).lower() for body in get_args(events.Body)}
-
-
+_KIND_OF = {text: body for body, text in _BODIES.items()}
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 # What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped must not let a run count.
@@ -78,7 +78,7 @@ def from_proto(kind: type[V], message: Message) -> V:
     for name, hint in _hints(kind).items():
         if name == "body":
             which = message.WhichOneof("body")
-            body = next((body for body, text in _BODIES.items() if text == which), None)
+            body = _KIND_OF.get(which)
             values[name] = from_proto(body, getattr(message, which)) if body else None
         else:
             values[name] = _read(hint, getattr(message, name))
@@ -128,7 +128,15 @@ def to_json(value: Any, message: Message) -> str:
 
 def from_json(kind: type[V], text: str, message: Message) -> V:
     """The value of a line written by `to_json`. Raises json_format.ParseError on anything else; unknown fields pass."""
-    return from_proto(kind, json_format.Parse(text, message, ignore_unknown_fields=True))
+    try:
+        return read_line(kind, text, _KIND_OF, _zero)
+    except (ValueError, TypeError, KeyError, AttributeError):  # of another version, or nothing of ours: protobuf's own parser tells
+        return from_proto(kind, json_format.Parse(text, message, ignore_unknown_fields=True))
+
+
+def _zero(kind: type[V]) -> V:
+    """The value of a message of `trial.proto` that holds nothing."""
+    return from_proto(kind, getattr(trial_pb2, kind.__name__)())
 
 
 def event_to_json(event: events.Event) -> str:

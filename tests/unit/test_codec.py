@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import get_args
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from google.protobuf import json_format
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet_protos import events as ev
 from fleet_protos import trial
-from fleet_protos.codec import event_from_json, event_to_json, from_proto, to_proto
+from fleet_protos.codec import event_from_json, event_to_json, from_json, from_proto, to_json, to_proto
 from fleet_protos.errors import ErrorKind
+from fleet_protos.lines import read_line
 from fleet_protos.v1 import trial_pb2
 
 BODIES = get_args(ev.Body)
+BODY_NAMES = {
+    field.name: next(body for body in BODIES if body.__name__ == field.message_type.name)
+    for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
+}
 VALUES = [
     trial.Simulation, trial.EngineSpec, trial.Slo, trial.Workload, trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact,
     trial.RunResult, ev.Event, *BODIES,
@@ -44,6 +51,7 @@ specs = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(specs, st.integers(0, 2**63), st.integers(0, 2**62))
 def test_an_event_comes_back_from_its_line_as_it_was(spec: trial.TrialSpec, sequence: int, at_ns: int) -> None:
     event = ev.Event(sequence, at_ns, spec.trial_id, spec.attempt, 0, trial.Phase.LAUNCHING, ev.TrialAccepted(spec))
@@ -90,3 +98,56 @@ def test_a_whole_number_stays_an_integer_on_the_way() -> None:
     back = from_proto(trial.EngineSpec, to_proto(spec, trial_pb2.EngineSpec()))
     assert repr(back.args["tp_size"]) == "8"
     assert repr(back.args["nested"]) == "{'list': [1, 2.5]}"
+
+
+def values_of(kind: type) -> st.SearchStrategy:
+    """Any value of a kind, by its hints; absent parts as often as not."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "body"}
+    return st.builds(kind, **{name: any_of(hint) for name, hint in hints.items()})
+
+
+def any_of(hint: object) -> st.SearchStrategy:
+    origin = get_origin(hint)
+    if origin is tuple:
+        return st.lists(any_of(get_args(hint)[0]), max_size=2).map(tuple)
+    if origin is not None:
+        value = get_args(hint)[1]
+        return st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3)) if value is Any else any_of(value), max_size=2)
+    if is_dataclass(hint):
+        return values_of(hint)  # type: ignore[arg-type]
+    if issubclass(hint, IntEnum):  # type: ignore[arg-type]
+        return st.sampled_from(hint)  # type: ignore[arg-type]
+    return {int: st.integers(0, 2**31 - 1), float: st.floats(allow_nan=False), str: texts, bool: st.booleans()}[hint]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
+def test_the_quick_reader_and_protobufs_own_read_the_same(kind: type) -> None:
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(values_of(kind))
+    def same(value: object) -> None:
+        message = getattr(trial_pb2, kind.__name__)
+        line = to_json(value, message())
+        quick = read_line(kind, line, BODY_NAMES, lambda kind: from_proto(kind, getattr(trial_pb2, kind.__name__)()))
+        assert quick == from_proto(kind, json_format.Parse(line, message()))
+
+    same()
+
+
+def test_a_rate_that_is_no_number_comes_back_as_none() -> None:
+    run = trial.RunResult("w", 1, metrics={"output_tok_s": float("nan"), "tpot_s_mean": float("inf")})
+    metrics = from_json(trial.RunResult, to_json(run, trial_pb2.RunResult()), trial_pb2.RunResult()).metrics
+    assert [repr(value) for value in metrics.values()] == ["nan", "inf"]
+
+
+def test_the_quick_reader_leaves_what_it_does_not_know_to_protobufs_own() -> None:
+    spec = from_json(trial.TrialSpec, '{"trialId": "t", "engine": {"kind": "ENGINE_KIND_OF_TOMORROW"}}', trial_pb2.TrialSpec())
+    assert (spec.trial_id, spec.engine.kind) == ("t", trial.EngineKind.UNSPECIFIED)
+    assert event_from_json('{"phase": 99, "sequence": "7"}') == ev.Event(sequence=7)
+    for line in ('{"attempt": "seven"}', '{"engine": 5}', "{", '{"host": 3}'):
+        with pytest.raises(json_format.ParseError):
+            from_json(trial.TrialSpec, line, trial_pb2.TrialSpec())
+
+
+def test_values_from_lines_share_nothing_that_can_be_changed() -> None:
+    first, second = (from_json(trial.EngineSpec, "{}", trial_pb2.EngineSpec()) for _ in range(2))
+    assert first.env is not second.env

@@ -1,0 +1,92 @@
+"""Measures how soon a controller serves again on a store with 10,000 trials, and how fast `ls` and `show` are then. Prints a table.
+
+Twice: all trials over, in ten jobs; and one job of 10,000 trials of which most still wait, the most that a start can have to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.full_store import add_finished, spec_of
+from fleet_controller.store.store import JobRow, Store
+
+TRIALS = 10_000
+LIMIT_S = 5.0
+
+
+@contextmanager
+def served(state: Path) -> Iterator[float]:
+    """A `fleet-controller` on that state; seconds from its start until it says that it listens."""
+    argv = (sys.executable, "-m", "fleet_controller.main", "--state", str(state), "--agent", f"unix:{state}/nobody.sock")
+    began_s = time.perf_counter()
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=state)
+    assert process.stderr is not None
+    try:
+        while "listening on" not in (line := process.stderr.readline()):
+            assert line, "it ended before it listened"
+        yield time.perf_counter() - began_s
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def asked_s(state: Path, *words: str) -> float:
+    """Wall seconds of one fleetctl command, its start included."""
+    began_s = time.perf_counter()
+    env = {**os.environ, "BENCHFLEET_STATE": str(state.parent)}
+    subprocess.run([sys.executable, "-m", "fleet_controller.cli.main", *words], env=env, check=True, capture_output=True, cwd=state)
+    return time.perf_counter() - began_s
+
+
+def many_jobs(store: Store) -> str:
+    """Ten jobs, all over; one of their ids."""
+    following = 1
+    for number in range(10):
+        following = add_finished(store, f"job-{number}", TRIALS // 10, following)
+    return "job-3"
+
+
+def one_job(store: Store) -> str:
+    """One job of which nothing has begun; its id."""
+    store.add_job(JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0), [spec_of("big", number) for number in range(TRIALS)])
+    return "big"
+
+
+def measured(fill: Callable[[Store], str]) -> dict[str, float]:
+    """Seconds until it serves, of ls and of show."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "controller"
+        store = Store.open(str(state / "store.sqlite3"))
+        job_id = fill(store)
+        store.close()
+        with served(state) as serving_s:
+            return {"serving_s": serving_s, "ls_s": asked_s(state, "ls"), "show_s": asked_s(state, "show", job_id)}
+
+
+def main() -> int:
+    """1 when a start took too long."""
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--json", type=Path, default=None, help="write the figures there too")
+    options = parse.parse_args()
+    rows = {"ten jobs, all over": measured(many_jobs), "one job, all waiting": measured(one_job)}
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, {TRIALS} trials\n\n{'':<24}{'serving':>10}{'ls':>10}{'show':>10}")
+    for name, row in rows.items():
+        print(f"{name:<24}" + "".join(f"{seconds:>8.2f} s" for seconds in row.values()))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return int(any(row["serving_s"] > LIMIT_S for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
