@@ -205,6 +205,8 @@ def _check(config: AgentConfig, reading: _Reading) -> None:
     _check_endpoint(config, reading)
     _check_tls(config.tls, reading)
     _check_server(config, reading)
+    _check_variables(config.server.env, reading)
+    _check_patterns(config, reading)
 
 
 def _check_endpoint(config: AgentConfig, reading: _Reading) -> None:
@@ -229,11 +231,21 @@ def _check_tls(tls: TlsFiles | None, reading: _Reading) -> None:
 def _check_server(config: AgentConfig, reading: _Reading) -> None:
     if config.server.python and not config.server.python.startswith(("/", "~/")):
         reading.fault("server.python", f"{config.server.python} is not absolute", "write the whole path of the Python with SGLang")
-    for name, value in config.server.env.items():
+    if config.server.python and config.server.image:
+        reading.fault("server.image", "stands beside a python", "remove one: a job may choose the other")
+
+
+def _check_variables(env: Mapping[str, str], reading: _Reading) -> None:
+    for name, value in env.items():
+        if name == "CUDA_VISIBLE_DEVICES" or name.startswith("BENCHFLEET_"):
+            reading.fault(f"server.env.{name}", "is the agent's to set", "remove it")
         if not re.fullmatch(VARIABLE_PATTERN, name, re.ASCII):
             reading.fault(f"server.env.{name}", "is no name of a variable", "use letters, digits and `_`")
         if "\0" in value:
             reading.fault(f"server.env.{name}", "has a NUL byte", "remove it: no variable can hold one")
+
+
+def _check_patterns(config: AgentConfig, reading: _Reading) -> None:
     for key in ("python", "images", "models", "mounts", "env", "args"):
         for pattern in getattr(config.policy, key):
             if not pattern or any(ord(mark) < 32 for mark in pattern):

@@ -28,13 +28,14 @@ class Ssh:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """What jobs may ask of a host beyond the defaults: glob patterns of Python paths, images, model paths and variables."""
+    """What jobs may ask of a host beyond the defaults: glob patterns of paths, images, models and variables; `args`: names."""
 
     python: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

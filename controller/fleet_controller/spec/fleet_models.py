@@ -80,6 +80,7 @@ class Allow(Section):
     models: Patterns = Field(default=(), description="Folders and names of models.")
     mounts: Patterns = Field(default=(), description="Folders of the host that a container may mount.")
     env: Patterns = Field(default=(), description="Variables of servers, beside the built-in list (NCCL_*, SGLANG_*, CUDA_*, …).")
+    args: Patterns = Field(default=(), description="Arguments of servers that are refused otherwise, as they load code, write or listen.")
 
 
 class Install(Section):

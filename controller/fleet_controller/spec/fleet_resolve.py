@@ -10,7 +10,7 @@ from fleet_controller.spec.document import dotted
 from fleet_controller.spec.fleet_layers import FleetReading, Layers
 from fleet_controller.spec.fleet_ssh import Said
 
-_ALLOW = ("python", "images", "models", "mounts", "env")
+_ALLOW = ("python", "images", "models", "mounts", "env", "args")
 
 
 def said_of(layers: Layers) -> Said:
