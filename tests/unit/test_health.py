@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from fleet_controller.core.health import (
     ENOUGH,
     LIKELY,
     PROBE_MOST_S,
+    STATES,
     SURE,
     Failed,
     HostRecord,
@@ -25,6 +27,7 @@ from fleet_controller.core.health import (
 )
 from fleet_controller.core.retry import RULES
 from fleet_controller.core.state import Attempt
+from fleet_controller.metrics import HostSeries
 from fleet_knowledge.failures import FAILURES
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase
@@ -134,3 +137,12 @@ def test_a_host_counts_under_one_word(holds: dict[str, bool], word: str) -> None
 def test_each_named_failure_is_kept_with_its_trial() -> None:
     record = weighed(HostRecord("a"), failed("agent_restarted", ErrorKind.AGENT_RESTARTED))
     assert record.failures == (Failed("t1", 1, "agent_restarted", 1),)
+
+
+def test_every_state_of_hosts_has_a_number_for_prometheus() -> None:
+    registry = CollectorRegistry()
+    series = HostSeries(registry)
+    series.show({"free": 2, "aside": 1})
+    series.show({"free": 1, "drained": 2})
+    counts = {state: registry.get_sample_value("fleet_hosts", {"state": state}) for state in STATES}
+    assert counts == {"away": 0, "drained": 2, "aside": 0, "busy": 0, "free": 1}
