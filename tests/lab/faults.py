@@ -5,6 +5,7 @@ A fault is a value; when it strikes and what must hold afterwards is the busines
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -42,7 +43,8 @@ class Site:
             self.agent.start()
 
     def mend(self) -> None:
-        """End whatever is wrong here; LabTrouble when the agent does not come up although nothing is."""
+        """End whatever is wrong here but a wrong clock; LabTrouble when the agent does not come up although nothing is."""
+        kill(servers_of(self.host), signal.SIGCONT)
         with self.wires:
             self.host.heal()
         self.host.free_disk()
@@ -81,10 +83,11 @@ class Fault:
 
 
 def kill(processes: Iterable[HostProcess], number: int = signal.SIGKILL) -> int:
-    """Signal exactly these, and when that was."""
+    """Signal exactly these, and when that was; one that has just ended needs none."""
     at_ns = time.time_ns()
     for process in processes:
-        os.kill(process.outer_pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.outer_pid, number)
     return at_ns
 
 
@@ -149,8 +152,13 @@ def _free(site: Site) -> None:
     site.revive()
 
 
-def _skew(site: Site, seconds: float) -> None:
-    """The agent starts anew with a wrong clock, as after a reboot without a time server."""
+def _go_on(site: Site) -> None:
+    kill(servers_of(site.host), signal.SIGCONT)
+    site.revive()
+
+
+def set_clock(site: Site, seconds: float) -> None:
+    """The agent starts anew with a clock that is wrong by so much, as after a reboot without a time server; 0: right again."""
     site.host.skew_clock(seconds)
     site.agent.stop()
     site.revive()
@@ -170,18 +178,11 @@ MATRIX = (KILL_AGENT, KILL_CONTROLLER, KILL_SERVER, KILL_LOAD_TASK, POWER_OFF, C
 
 STOP_AGENT = Fault("SIGTERM agent", _after(lambda site: site.agent.stop()))
 KILL_LOAD = Fault("kill -9 load process", lambda site: kill(load_process(site.host)))
-HANG_SERVER = Fault(
-    "server hangs", lambda site: kill(servers_of(site.host), signal.SIGSTOP), lambda site: _go_on(site), 2.0
-)
+HANG_SERVER = Fault("server hangs", lambda site: kill(servers_of(site.host), signal.SIGSTOP), _go_on)
 SILENT_HOST = Fault("host not heard", _wired(lambda site: site.fleet.lab.silence(site.host, CONTROLLER)), _heal)
 DEAF_HOST = Fault("host hears nothing", _wired(lambda site: site.fleet.lab.silence(CONTROLLER, site.host)), _heal)
 SLOW = Fault("slow wire", _wired(lambda site: site.host.slow("256kbit")), _heal)
-AHEAD = Fault("clock 1 h ahead", _after(lambda site: _skew(site, SKEW_S)))
-BEHIND = Fault("clock 1 h behind", _after(lambda site: _skew(site, -SKEW_S)))
+AHEAD = Fault("clock 1 h ahead", _after(lambda site: set_clock(site, SKEW_S)))
+BEHIND = Fault("clock 1 h behind", _after(lambda site: set_clock(site, -SKEW_S)))
 
 ALL = (*MATRIX, STOP_AGENT, KILL_LOAD, HANG_SERVER, SILENT_HOST, DEAF_HOST, SLOW, AHEAD, BEHIND)
-
-
-def _go_on(site: Site) -> None:
-    kill(servers_of(site.host), signal.SIGCONT)
-    site.revive()

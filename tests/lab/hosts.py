@@ -226,6 +226,11 @@ class LabHost:
         """
         self._clock_ahead_s = seconds
 
+    @property
+    def clock_ahead_s(self) -> float:
+        """By how much programs that are started now have the wrong time."""
+        return self._clock_ahead_s
+
     def _clock(self) -> dict[str, str]:
         if not self._clock_ahead_s:
             return {}

@@ -25,7 +25,7 @@ from tests.lab.trials import HostJournal, Late, attempts, ends, phase_at, submit
 HOSTS = 6
 PHASES = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
 TRIES = 4  # a fault that came too late for its phase is tried again; a phase is never waited for by time
-ATTEMPT_S = 60.0
+ATTEMPT_S = 150.0
 LOG_BYTES = 16 << 20  # what the server's log is made longer by, and how many secrets are then masked in it: collecting it takes a second
 SECRETS = 128
 JOB = """\
@@ -53,14 +53,18 @@ LONG: Mapping[Phase, Mapping[str, str]] = {  # what makes a phase last for secon
     Phase.STOPPING: {"simulation": "ignore_term: true"},
 }
 
-# How the attempts before the good one end, where there are any; of a full disk any of these, or none.
+# How the attempt before the good one ends, where the fault costs one.
 RETRIED: Mapping[Fault, Mapping[Phase, str]] = {
     faults.KILL_AGENT: dict.fromkeys(PHASES[:3], "agent_restarted"),
     faults.POWER_OFF: dict.fromkeys(PHASES[:3], "agent_restarted"),
-    faults.KILL_SERVER: dict.fromkeys(PHASES[:4], "killed"),
+    faults.KILL_SERVER: dict.fromkeys(PHASES[:3], "killed"),
     faults.KILL_LOAD_TASK: dict.fromkeys(PHASES[1:3], "load_failed"),
 }
-FULL = {"disk_full", "load_failed", "journal_failed"}
+# Where it may cost one or none: what was to be written may just have been, and what died may just have been no longer needed.
+MAY_BE: Mapping[Fault, frozenset[str]] = {
+    faults.DISK_FULL: frozenset({"disk_full", "load_failed", "journal_failed"}),
+    faults.KILL_SERVER: frozenset({"killed"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[str, Cell]:
         give_secrets(site)
     of_controller = [cell for cell in CELLS if cell.fault is faults.KILL_CONTROLLER]
     of_hosts = [cell for cell in CELLS if cell.fault is not faults.KILL_CONTROLLER]
-    of_hosts.sort(key=lambda cell: -cell.fault.lasts_s)  # the long ones first: their hosts wait while others work
+    of_hosts.sort(key=lambda cell: (ends_load(cell), -cell.fault.lasts_s))  # the long ones first: their hosts wait while others work
     cells = [*play_all(of_controller, places), *play_all(of_hosts, places)]
     found = {cell.name: cell for cell in cells}
     show(pytestconfig, told(found, time.monotonic() - began_s))
@@ -118,7 +122,13 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[str, Cell]:
 def test_each_run_is_stored_once_nothing_is_left_and_the_job_ends_well(played: Mapping[str, Cell], name: str) -> None:
     cell = played[name]
     print(cell.log)
-    assert cell.trouble == ()
+    if cell.trouble:
+        pytest.fail("\n".join(cell.trouble), pytrace=False)
+
+
+def ends_load(cell: Cell) -> bool:
+    """It leaves a host without a Ray, whose start takes seconds of all processors: such cells are the last on their hosts."""
+    return cell.fault in (faults.KILL_AGENT, faults.POWER_OFF) and cell.phase not in RETRIED[cell.fault]
 
 
 def play_all(cells: Sequence[Cell], places: Sequence[Site]) -> list[Cell]:
@@ -184,8 +194,8 @@ def _play(cell: Cell, site: Site) -> Cell:
     [trial] = detail.trials
     told = attempts(fleet, trial)
     trouble = [*trouble_with_ends(cell, ends(told)), *trouble_with(site, journal, job_id)]
-    if trial.outcome is not Outcome.OK:
-        trouble.append(f"the job ended {detail.job.state}: {trial.message}")
+    if trouble or trial.outcome is not Outcome.OK:
+        trouble += [f"the job ended {detail.job.state}", *(f"attempt {attempt.attempt}: {attempt.message}" for attempt in told)]
     return replace(cell, host=site.host.name, ends=ends(told), took_s=time.monotonic() - began_s, trouble=tuple(trouble))
 
 
@@ -228,12 +238,9 @@ def hold(fault: Fault, journal: HostJournal, job_id: str) -> None:
 
 def trouble_with_ends(cell: Cell, told: Sequence[str]) -> Iterator[str]:
     """Whether each attempt ended as the fault lets one expect."""
-    *failed, last = told
-    if cell.fault is faults.DISK_FULL:
-        if last != "ok" or len(failed) > 1 or not set(failed) <= FULL:
-            yield f"the attempts ended {', '.join(told)}"
-        return
     wanted = RETRIED.get(cell.fault, {}).get(cell.phase)
-    expected = [wanted, "ok"] if wanted else ["ok"]
-    if list(told) != expected:
-        yield f"the attempts ended {', '.join(told)}; expected: {', '.join(expected)}"
+    expected: set[tuple[str, ...]] = {(wanted, "ok")} if wanted else {("ok",)}
+    if cell.fault is faults.DISK_FULL or (cell.fault is faults.KILL_SERVER and cell.phase is Phase.COLLECTING):
+        expected |= {(failed, "ok") for failed in MAY_BE[cell.fault]}
+    if tuple(told) not in expected:
+        yield f"the attempts ended {', '.join(told)}; expected: {' or '.join(', '.join(one) for one in sorted(expected))}"

@@ -86,7 +86,8 @@ class HostJournal:
             if found is not None or (events and events[-1].phase is Phase.OVER):
                 raise Late(f"{job_id} is in {events[-1].phase.name}")
             time.sleep(LOOK_S)
-        raise LabTrouble(f"{job_id}: not within {timeout_s:g} s; the journal of {self.site.host.name} ends with {self.of(job_id)[-1:]}")
+        last = str(self.of(job_id)[-1:])[:300]
+        raise LabTrouble(f"{job_id}: not within {timeout_s:g} s; the journal of {self.site.host.name} ends with {last}")
 
 
 def phase_at(events: list[Event], at_ns: int) -> Phase:
