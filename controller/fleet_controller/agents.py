@@ -78,6 +78,9 @@ class AgentInfo:
     allowed_pythons: tuple[str, ...] = ()
     allowed_images: tuple[str, ...] = ()
     load_only: bool = False
+    strict: bool = False
+    server_python: str = ""
+    server_image: str = ""
     kept_attempts: tuple[str, ...] = ()
 
 

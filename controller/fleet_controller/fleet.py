@@ -22,6 +22,7 @@ from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.core.known import NOT_KNOWN
 from fleet_controller.core.lending import lenders, lending_findings, load_plan
+from fleet_controller.core.permits import refusal
 from fleet_controller.core.plan import Plan, make_plan, trial_specs
 from fleet_controller.core.schedule import Start, next_starts
 from fleet_controller.core.state import Attempt, Trial
@@ -277,6 +278,15 @@ class Fleet:
                     f"variant {spec.variant} needs {spec.engine.gpus} GPUs, {there}",
                     "lower engine.gpus and the parallel sizes, or choose other hosts",
                 )
+            self._refuse_what_is_not_allowed(spec, [*rooms])
+
+    def _refuse_what_is_not_allowed(self, spec: TrialSpec, hosts: Sequence[str]) -> None:
+        """What the agents would refuse anyway, as far as they have told it: before anything is planned on them."""
+        for host in hosts:
+            what, entry = refusal(spec.engine, self._names[host].permit)
+            if what:
+                hint = f"choose another, or have the owner of the fleet write for {host}: allow: {{{entry}}}, then run `fleetctl deploy`"
+                raise ConfigError(f"variant {spec.variant}: host {host} does not allow {what}", hint)
 
     def _placement(self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> HostChoice:
         """The choice, with the part of a host that a trial takes where others are let in."""

@@ -15,6 +15,7 @@ from fleet_controller.board import closed, wait_for
 from fleet_controller.core.gang import meeting_host, place_of, placed
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.core.known import NOT_KNOWN, differences, gpus_of, labels_of
+from fleet_controller.core.permits import Permit
 from fleet_controller.core.state import Attempt, Trial
 from fleet_controller.core.terms import clock_remark, not_understood
 from fleet_controller.desk import Desk
@@ -101,6 +102,12 @@ class HostLine:
     def load_only(self) -> bool:
         """It drives load for other hosts and never gets a trial."""
         return self._info.load_only or (self.known is not None and self.known.load_only)
+
+    @property
+    def permit(self) -> Permit:
+        """What its agent says that it allows jobs."""
+        info = self._info
+        return Permit(info.strict, info.allowed_pythons, info.allowed_images, info.server_python, info.server_image)
 
     def room_for(self, kind: EngineKind) -> int:
         """GPUs that servers of this kind may use here."""

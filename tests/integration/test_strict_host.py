@@ -1,0 +1,111 @@
+"""A real agent with a configuration file, and a controller: what it does not allow is told, and never tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fleet_controller.working import working
+from fleet_protos.errors import ConfigError, ErrorKind
+from fleet_protos.sockets import listen_address
+from fleet_protos.trial import Outcome
+
+LIMIT_S = 60.0
+CONFIG = """\
+host = "gpu01"
+state = "{state}"
+gpus = 8
+simulated_gpus = 8
+
+[allow]
+images = ["lmsysorg/sglang:*"]
+
+[server]
+python = "{python}"
+
+[server.env]
+NCCL_SOCKET_IFNAME = "lo"
+"""
+JOB = """\
+apiVersion: benchfleet/v1
+kind: Job
+name: job
+model: {path: sim/kimi}
+engine: ENGINE
+workloads: {single: {concurrency: 1, prompts: builtin:chat, output_tokens: 20}}
+measure: {launches: 1, runs: {min: 2, max: 2}}
+"""
+
+
+@contextlib.asynccontextmanager
+async def strict_agent(folder: Path) -> AsyncIterator[str]:
+    """The address of an agent that is started with a file."""
+    file = folder / "etc" / "agent.toml"
+    file.parent.mkdir()
+    file.write_text(CONFIG.format(state=folder / "state", python=sys.executable))
+    file.chmod(0o600)
+    with (folder / "agent.log").open("wb") as log:
+        agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "fleet_agent.main", "--config", str(file), stderr=log)
+    try:
+        yield listen_address(folder / "state", "agent")
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        await agent.wait()
+
+
+async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_line_that_would_allow_it(tmp_path: Path) -> None:
+    job = JOB.replace("ENGINE", "{kind: simulated, gpus: 8, env: {LD_PRELOAD: /tmp/evil.so, NCCL_PROTO: LL}}")
+    async with strict_agent(tmp_path) as address, working(tmp_path / "controller", [address]) as here, asyncio.timeout(LIMIT_S):
+        job_id = await here.fleet.submit(job, "job.yaml")
+        async for _ in here.fleet.watch(job_id):
+            pass
+        (trial,) = (await here.fleet.job(job_id)).trials
+    assert (trial.outcome, trial.kind, trial.failure_class, trial.attempt) == (Outcome.FAILED, ErrorKind.CONFIG, "refused_by_agent", 1)
+    for words in ("host gpu01 does not allow trial", "engine.env.LD_PRELOAD", "allow: {env: [LD_PRELOAD]}", "fleetctl deploy"):
+        assert words in trial.message
+    assert "LD_PRELOAD tells the loader" in (tmp_path / "agent.log").read_text()
+    assert not list((tmp_path / "state" / "artifacts").rglob("server.log"))
+
+
+EARLY = {
+    "{kind: sglang, gpus: 1, python: /tmp/evil/bin/python3}": "python: [/tmp/evil/bin/python3]",
+    "{kind: sglang, gpus: 1, container: {image: 'evil/sglang:v1'}}": "images: [evil/sglang:v1]",
+}
+
+
+@pytest.mark.parametrize("engine", EARLY)
+async def test_a_python_or_image_that_is_not_allowed_is_told_at_the_submit(tmp_path: Path, engine: str) -> None:
+    async with strict_agent(tmp_path) as address, working(tmp_path / "controller", [address]) as here, asyncio.timeout(LIMIT_S):
+        with pytest.raises(ConfigError, match="host gpu01 does not allow") as refused:
+            await here.fleet.submit(JOB.replace("ENGINE", engine), "job.yaml")
+        assert EARLY[engine] in refused.value.hint
+        assert await here.fleet.jobs() == ()
+
+
+async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_path: Path) -> None:
+    """The Python of this test holds no SGLang: the launch fails, and shows with what it was launched."""
+    model = tmp_path / "model"
+    model.mkdir()
+    engine = "{kind: sglang, gpus: 1, env: {NCCL_PROTO: LL}, args: {load_format: dummy}}"
+    job = JOB.replace("ENGINE", engine).replace("sim/kimi", str(model))
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    async with strict_agent(tmp_path) as address, working(tmp_path / "controller", [address]) as here, asyncio.timeout(LIMIT_S):
+        job_id = await here.fleet.submit(job, "job.yaml")
+        async for _ in here.fleet.watch(job_id):
+            if (await here.fleet.job(job_id)).trials[0].outcome is Outcome.FAILED:
+                break
+        (trial,) = (await here.fleet.job(job_id)).trials
+        detail = await here.fleet.trial(trial.trial_id, 1, True)
+    bodies = {type(event.body).__name__: event.body for event in detail.events}
+    assert bodies["TrialAccepted"].spec.engine.python == sys.executable
+    assert bodies["TrialAccepted"].spec.engine.env == {"NCCL_SOCKET_IFNAME": "lo", "NCCL_PROTO": "LL"}
+    if "ServerLaunched" in bodies:  # a machine without GPUs may say so before
+        assert bodies["ServerLaunched"].argv[0] == sys.executable
+        assert bodies["ServerLaunched"].env["NCCL_SOCKET_IFNAME"] == "lo"
