@@ -61,13 +61,11 @@ def gather(folder: Path, root: Path, secrets: Secrets = _NO_SECRETS) -> tuple[Ar
     """The server's own files, masked. Raw runs are named by their RunFinished and not repeated here. The log is frozen as a copy."""
     found = []
     for log, frozen in ((folder / "server.log", folder / "server-log.txt"), (folder / "witness.log", folder / "witness-log.txt")):
-        if _is_own(log) and _copied(log, frozen):  # a copy: the server may still write to its log while it is being fetched
-            secrets.mask_file(frozen)
+        if _is_own(log) and _copied(log, frozen) and secrets.clean(frozen):  # a copy: the server may still write to its log
             found.append(artifact(frozen, root))
     nccl = sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]  # NCCL's own words, of the measured launch and of the witness
     for kept in (folder / "metrics.txt", *nccl):
-        if _is_own(kept):
-            secrets.mask_file(kept)
+        if _is_own(kept) and secrets.clean(kept):
             found.append(artifact(kept, root))
     return tuple(found)
 

@@ -5,18 +5,22 @@ A job names one as `secret://NAME`. The file has a line NAME=value each and is f
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import re
 import stat
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fleet_agent.bounding import pieces
 from fleet_protos.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SCHEME = "secret://"
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -25,6 +29,7 @@ SHORTEST = 8  # a shorter value would be found, and masked, all over a log
 _SHORTEST_PIECE = 12
 _LINE = re.compile(rf"({NAME_PATTERN})=(.*)", re.ASCII)
 _LARGEST_BYTES = 1 << 20
+_PAINT_BYTES = 1 << 20
 V = TypeVar("V")
 
 
@@ -62,21 +67,32 @@ class Secrets:
         return masked
 
     def mask_file(self, path: Path) -> bool:
-        """Write the file anew without the secrets; True when one was in it. In constant memory; the file is whole at any moment."""
+        """Take the secrets out of a file; True when one was in it. In constant memory, and also where there is no room for a second one.
+
+        Raises OSError when they stay in it.
+        """
         pairs = self._byte_pairs()
         if not pairs or not _holds(path, [value for value, _ in pairs]):
             return False
         fresh = path.with_name(f"{path.name}.masked")
-        overlap = max(len(value) for value, _ in pairs) - 1
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as target:
-            held = b""
-            for chunk in pieces(path):
-                held = _replaced(held + chunk, pairs)
-                sure = max(0, len(held) - overlap)
-                target.write(held[:sure])
-                held = held[sure:]
-            target.write(held)
-        fresh.replace(path)
+        try:
+            _write_masked(path, fresh, pairs)
+            fresh.replace(path)
+        except OSError as error:
+            log.warning("%s cannot be written anew without its secrets (%s): they are painted over", path, error.strerror)
+            if fresh.is_file() and not fresh.is_symlink():
+                fresh.unlink()
+            _paint_over(path, [value for value, _ in pairs])
+        return True
+
+    def clean(self, path: Path) -> bool:
+        """`mask_file`, and what cannot be masked is removed: then False."""
+        try:
+            self.mask_file(path)
+        except OSError as error:
+            log.error("%s cannot be masked (%s) and is removed: a secret may stand in it", path, error.strerror)
+            path.unlink(missing_ok=True)
+            return False
         return True
 
     def mask_folder(self, folder: Path, keep: str = ".parquet") -> None:
@@ -84,7 +100,7 @@ class Secrets:
         if self._values:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and not path.is_symlink() and path.suffix != keep:
-                    self.mask_file(path)
+                    self.clean(path)
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -122,6 +138,32 @@ def _replaced(content: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     for value, name in pairs:
         content = content.replace(value, name)
     return content
+
+
+def _write_masked(path: Path, fresh: Path, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+    overlap = max(len(value) for value, _ in pairs) - 1
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as target:
+        held = b""
+        for chunk in pieces(path):
+            held = _replaced(held + chunk, pairs)
+            sure = max(0, len(held) - overlap)
+            target.write(held[:sure])
+            held = held[sure:]
+        target.write(held)
+
+
+def _paint_over(path: Path, values: Sequence[bytes]) -> None:
+    """Stars in place of each value, where it stands: that takes no room."""
+    overlap, at = max(map(len, values)) - 1, 0
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while content := os.pread(descriptor, _PAINT_BYTES + overlap, at):
+            painted = _replaced(content, [(value, b"*" * len(value)) for value in values])
+            if painted != content and os.pwrite(descriptor, painted, at) < len(painted):
+                raise OSError(errno.EIO, "not all of it could be written")
+            at += _PAINT_BYTES
+    finally:
+        os.close(descriptor)
 
 
 def _holds(path: Path, values: list[bytes]) -> bool:

@@ -119,6 +119,19 @@ def test_a_file_is_masked_wherever_in_it_the_secret_stands(tmp_path_factory: pyt
     assert path.read_text() == content.replace("secretvalue", "secret://n")
 
 
+@given(st.lists(st.sampled_from(["secretvalue", "secret", "value", "\n", "x" * 100]), max_size=30), st.integers(0, 40))
+def test_where_no_second_file_can_be_written_a_secret_is_painted_over_where_it_stands(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], shift: int
+) -> None:
+    path = tmp_path_factory.mktemp("masked") / "server.log"
+    content = "." * ((1 << 20) - shift) + "".join(parts)
+    path.write_text(content)
+    (path.parent / "server.log.masked").mkdir()
+    assert Secrets({"n": "secretvalue"}).mask_file(path) is ("secretvalue" in content)
+    assert path.read_text() == content.replace("secretvalue", "***********")
+    assert [other.name for other in path.parent.iterdir() if other.is_file()] == ["server.log"]
+
+
 def test_a_masked_file_keeps_to_its_owner_and_a_clean_one_is_not_touched(tmp_path: Path) -> None:
     dirty, clean = tmp_path / "a.log", tmp_path / "b.log"
     dirty.write_text(f"x {VALUE}")
