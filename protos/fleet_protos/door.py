@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import time
@@ -31,7 +32,7 @@ _LOOK_S = 2.0  # how soon a revoked certificate loses the connections that it ha
 _TELL_AGAIN_S = 60.0
 _BACKLOG = 256
 _MOST_CONNECTIONS = 4096
-_MOST_STRANGERS = 256  # connections whose handshake is not over
+_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE = 512, 64  # connections whose handshake is not over: in all, from one address
 _CHUNK_BYTES = 64 << 10
 _X509_V_FLAG_NO_CHECK_TIME = 0x200000  # the door looks at the time itself, because only then can it name certificate and day
 
@@ -43,23 +44,28 @@ class Keys:
         """`taken` is told of the certificate in use, now and after each change. Raises ConfigError, which names the file."""
         self._tls = tls
         self._taken = taken
+        self._good_until_s = math.inf  # an authority ends then
         self._stamp = self._look()
         self._context = self._take()
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
         stamp = self._look()
-        if stamp != self._stamp:
+        if stamp != self._stamp or _now_s() > self._good_until_s:
             self._stamp = stamp
             try:
                 self._context = self._take()
                 log.info("took the new certificate of %s", self._tls.certificate)
-            except ConfigError as error:  # two files cannot be replaced in one moment: the next change is looked at again
-                log.warning("%s; the certificate before stays in use", error.message)
+            except (ConfigError, OSError) as error:  # two files cannot be replaced in one moment: the next change is looked at again
+                self._good_until_s = math.inf
+                log.warning("%s; the certificate before stays in use", getattr(error, "message", error))
         return self._context
 
     def _take(self) -> ssl.SSLContext:
-        context = server_context(self._tls)
+        now_s = _now_s()
+        context = server_context(self._tls, now_s)
+        ends = (known.not_after_unix_s for known in certificates(self._tls.authorities.read_bytes()))
+        self._good_until_s = min((end for end in ends if end >= now_s), default=math.inf)
         self._taken(certificates(self._tls.certificate.read_bytes())[0])
         return context
 
@@ -67,7 +73,7 @@ class Keys:
         return tuple(stamp_of(path) for path in (self._tls.authorities, self._tls.certificate, self._tls.key))
 
 
-def server_context(tls: TlsFiles) -> ssl.SSLContext:
+def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
     """TLS 1.3, a certificate of the fleet required. Raises ConfigError, which names the file that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -75,7 +81,7 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
     context.verify_flags |= _X509_V_FLAG_NO_CHECK_TIME
     context.num_tickets = 0  # a resumed session would skip the look at the certificate
     context.set_alpn_protocols(["h2"])
-    load(context, tls)
+    load(context, tls, now_unix_s)
     return context
 
 
@@ -109,12 +115,19 @@ class Door:
                     self.keys.context()  # a new certificate is taken, and told, also while nobody comes
                     self._close_unwelcome()
         finally:
-            for line in list(self.open):
-                line.abort()
+            await self._close_all()
 
     def connect(self, outside: Outside) -> None:
         """Make the line from a peer that is welcome to the server inside."""
         self._tasks.create_task(outside.connect())
+
+    async def _close_all(self) -> None:
+        while True:  # a transport closes a turn of the loop after it is told to, and the one behind it a turn later
+            for line in list(self.open):
+                line.abort()
+            await asyncio.sleep(0.01)
+            if not self.open:
+                return
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[str]:
@@ -128,18 +141,19 @@ class Door:
 
     def verdict(self, certificate: Certificate) -> str:
         """Why it is refused now; empty when it is welcome."""
-        return unwelcome(certificate, self.roles, self.revoked.find(certificate.fingerprint), time.time_ns() / 1e9)
+        return unwelcome(certificate, self.roles, self.revoked.find(certificate.fingerprint), _now_s())
 
     def refuse(self, peer: str, reason: str) -> None:
         """One line of the log; the same peer and reason again only once a minute, with the count."""
-        told = self._complaints.worth_telling(f"{peer.rpartition(':')[0]} {reason}", time.monotonic())
+        told = self._complaints.worth_telling(f"{_host(peer)} {reason}", time.monotonic())
         if told is not None:
             log.warning("refused %s: %s%s", peer, reason, f" ({told} more like it before)" if told else "")
 
-    def has_room(self) -> bool:
-        """False while too many are connected, or have not shown yet who they are."""
-        strangers = sum(line.certificate is None for line in self.open)
-        return len(self.open) < _MOST_CONNECTIONS and strangers < _MOST_STRANGERS
+    def has_room(self, peer: str) -> bool:
+        """False while too many are connected, or have not shown yet who they are: in all, or from where this peer comes."""
+        strangers = [_host(line.peer) for line in self.open if line.certificate is None]
+        few = len(strangers) < _MOST_STRANGERS and strangers.count(_host(peer)) < _MOST_STRANGERS_OF_ONE
+        return few and len(self.open) < _MOST_CONNECTIONS
 
     def _close_unwelcome(self) -> None:
         for line in list(self.open):
@@ -190,13 +204,13 @@ class Outside(asyncio.Protocol):
         self.transport = transport
         self.peer = _shown(transport.get_extra_info("peername"))
         _keep_alive(transport.get_extra_info("socket"))
-        if not self._door.has_room():
+        loop = asyncio.get_running_loop()
+        self._limit = loop.call_later(HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s")
+        if not self._door.has_room(self.peer):
             self._refuse("too many connections are open")
             return
         self._door.open.add(self)
         self._tls = self._door.keys.context().wrap_bio(self._from, self._to, server_side=True)
-        loop = asyncio.get_running_loop()
-        self._limit = loop.call_later(HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s")
 
     def data_received(self, data: bytes) -> None:
         """From the network: the handshake first, then what is for the server inside."""
@@ -281,6 +295,8 @@ class Outside(asyncio.Protocol):
         self._door.refuse(self.peer, reason)
         self._flush()  # the alert, or the reason in words
         self.transport.close()
+        self._limit.cancel()
+        self._limit = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.transport.abort)  # should it not take them
 
     def pause_writing(self) -> None:
         """The network is slower than the server inside."""
@@ -299,14 +315,28 @@ class Outside(asyncio.Protocol):
     def abort(self) -> None:
         """End it now."""
         self.transport.abort()
+        if self._inside is not None:
+            self._inside.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """The peer is gone, so the server inside is told."""
+        self._limit.cancel()
+        if self._inside is None:
+            self.ended()
+        else:
+            self._inside.transport.close()
+
+    def left(self, inside: Inside) -> None:
+        """The line to the server inside is no more."""
+        if self._inside is inside and not self.transport.is_closing():
+            self._inside = None
+            self.transport.close()
+        else:
+            self.ended()
+
+    def ended(self) -> None:
         """Nothing of it stays."""
         self._door.open.discard(self)
-        if hasattr(self, "_limit"):
-            self._limit.cancel()
-        if self._inside is not None:
-            self._inside.transport.close()
 
 
 class Inside(asyncio.Protocol):
@@ -335,7 +365,7 @@ class Inside(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The server hung up: so does the door, after what is still to be sent."""
-        self._outside.transport.close()
+        self._outside.left(self)
 
 
 def _listen(address: str) -> socket.socket:
@@ -349,12 +379,20 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
+def _now_s() -> float:
+    return time.time_ns() / 1e9
+
+
 def _keep_alive(connection: socket.socket) -> None:
     """A peer that lost its power is gone after a minute, not after hours."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0]
 
 
 def _shown(name: tuple[str, int]) -> str:

@@ -41,25 +41,32 @@ def stamp_of(path: Path) -> Stamp | None:
 def read_revoked(path: Path) -> tuple[Revocation, ...]:
     """The list; empty when there is no file. Raises ConfigError, which names the file, for one that cannot be read."""
     try:
-        return _parsed(json.loads(path.read_bytes()))
+        return parse_revoked(path.read_bytes())
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "it must be readable by the user that runs this program") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        told = f"{path}: it is not a list of revoked certificates ({_told(error)})"
+    except ValueError as error:
+        told = f"{path}: it is not a list of revoked certificates ({error})"
         raise ConfigError(told, "restore it from a backup; on a host: deploy it again") from error
+
+
+def parse_revoked(content: bytes) -> tuple[Revocation, ...]:
+    """The list that a file's content is. Raises ValueError that says what is wrong."""
+    try:
+        value = json.loads(content)
+        if value["version"] != VERSION:
+            raise ValueError(f"version {value['version']!r}, known is {VERSION}")
+        return tuple(_entry(entry) for entry in value["revoked"])
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def revoked_text(entries: Iterable[Revocation]) -> str:
     """The file's content."""
     return json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2) + "\n"
-
-
-def _parsed(value: Any) -> tuple[Revocation, ...]:
-    if value["version"] != VERSION:
-        raise ValueError(f"version {value['version']!r}, known is {VERSION}")
-    return tuple(_entry(entry) for entry in value["revoked"])
 
 
 def _entry(entry: Mapping[str, Any]) -> Revocation:
@@ -68,10 +75,6 @@ def _entry(entry: Mapping[str, Any]) -> Revocation:
     if not isinstance(found.fingerprint, str) or len(bytes.fromhex(found.fingerprint)) != 32 or not isinstance(found.revoked_unix_s, int):
         raise ValueError(f"not a fingerprint: {found.fingerprint!r}")
     return found
-
-
-def _told(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
 class RevokedList:

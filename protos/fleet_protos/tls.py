@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from fleet_protos.certificate import certificates
+from fleet_protos.certificate import certificates, ders, parse
 from fleet_protos.errors import ConfigError
 from fleet_protos.identity import TlsFiles
 from fleet_protos.refusals import GREETING, refused_by_client, refused_by_server
@@ -36,6 +36,7 @@ def channel(address: str, tls: TlsFiles | None = None, name: str = "", options: 
             told = f"{address} is not on this machine, so it is reached by TLS only"
             raise ConfigError(told, "`fleetctl init` makes the certificates; --trust DIR names them")
         return aio.insecure_channel(address, options=list(options))
+    client_context(tls)  # says which file is of no use, and why; gRPC would only never connect
     credentials = grpc.ssl_channel_credentials(_pem(tls.authorities), _text(tls.key), _pem(tls.certificate))
     return aio.secure_channel(address, credentials, options=[*options, ("grpc.ssl_target_name_override", name)])
 
@@ -103,7 +104,7 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
     except ConfigError as error:
         return error.message
     try:
-        connection = _connection(address, timeout_s)
+        connection = _connected(address, timeout_s)
     except (OSError, ValueError) as error:
         return _unreached(error)
     with closing(connection):
@@ -117,17 +118,6 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
             return "something listens there that does not answer"
         except OSError:
             return "it hung up in the middle of the handshake"
-
-
-def _connection(address: str, timeout_s: float) -> socket.socket:
-    """Through the end of a tunnel too, which is a Unix socket."""
-    if not address.startswith("unix:"):
-        host, _, port = address.rpartition(":")
-        return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(timeout_s)
-    connection.connect(address.removeprefix("unix:"))
-    return connection
 
 
 def _connected(address: str, timeout_s: float) -> socket.socket:
@@ -176,13 +166,19 @@ def client_context(tls: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def load(context: ssl.SSLContext, tls: TlsFiles) -> None:
-    """Take the three files into a context. Raises ConfigError, which names the file that is absent or damaged."""
-    authorities = _pem(tls.authorities).decode("ascii")
+def load(context: ssl.SSLContext, tls: TlsFiles, now_unix_s: float | None = None) -> None:
+    """Take the three files into a context; with `now_unix_s` only authorities that have not ended.
+
+    Raises ConfigError, which names the file that is absent or damaged.
+    """
+    authorities = _pem(tls.authorities)
     _pem(tls.certificate)
     _text(tls.key)
+    trusted = [der for der in ders(authorities) if now_unix_s is None or parse(der).not_after_unix_s >= now_unix_s]
+    if not trusted:
+        raise ConfigError(f"{tls.authorities}: every authority in it has expired", _MEND)
     try:
-        context.load_verify_locations(cadata=authorities)
+        context.load_verify_locations(cadata=b"".join(trusted))
     except (ssl.SSLError, ValueError) as error:
         told = f"{tls.authorities}: it holds no usable certificate ({_short(error)})"
         raise ConfigError(told, _MEND) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,12 +17,12 @@ import pytest
 from grpc import aio
 
 from fleet_protos.certificate import Certificate, certificates
-from fleet_protos.door import Complaints, Door
+from fleet_protos.door import Complaints, Door, server_context
 from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.identity import Role, TlsFiles, agent_name
 from fleet_protos.revoked import Revocation, revoked_text
 from fleet_protos.sockets import bind, endpoint
-from fleet_protos.tls import channel, client_context
+from fleet_protos.tls import channel, client_context, why_not
 from tests.fakes.certificates import Maker
 
 LIMIT_S = 30.0
@@ -268,6 +269,53 @@ async def test_it_listens_on_ipv6_too(tmp_path: Path) -> None:
         assert address.startswith("[::1]:")
         _, writer = await asyncio.open_connection(*endpoint(address), ssl=client_context(files), server_hostname=agent_name(HOST))
         writer.transport.abort()
+
+
+async def test_strangers_that_say_nothing_keep_nobody_else_out(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(80):
+            silent = stack.enter_context(socket.socket())
+            silent.bind(("127.0.0.2", 0))
+            silent.connect(endpoint(house.door.address))
+        await until(lambda: any("refused 127.0.0.2:" in message and "too many connections" in message for message in caplog.messages))
+        async with house.line(house.client()) as line:
+            assert await once(line) == b"x"
+    await until(lambda: not house.door.open)
+
+
+def test_an_authority_that_has_ended_is_trusted_no_more(tmp_path: Path) -> None:
+    old, new = Maker.new(tmp_path / "old"), Maker.new(tmp_path / "new")
+    both = old.authority.certificate_pem + new.authority.certificate_pem
+    files = new.files("server", new.issue(Role.AGENT, HOST), both)
+    ends_s = min(known.not_after_unix_s for known in certificates(both))
+    assert len(server_context(files, ends_s).get_ca_certs()) == 2
+    with pytest.raises(ConfigError, match="every authority in it has expired"):
+        server_context(files, ends_s + 60)
+
+
+def test_a_certificate_ends_no_later_than_its_authority(tmp_path: Path) -> None:
+    maker = Maker.new(tmp_path)
+    late = certificates(maker.issue(Role.USER, "ann", days=3500).certificate_pem)[0]
+    assert late.not_after_unix_s == certificates(maker.authority.certificate_pem)[0].not_after_unix_s
+
+
+async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) -> None:
+    maker = Maker.new(tmp_path)
+    for broken in ("authorities", "certificate", "key"):
+        files = maker.files("client", maker.issue(Role.CONTROLLER, "c"))
+        path = getattr(files, broken)
+        for content in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", None):
+            path.unlink(missing_ok=True)
+            if content is not None:
+                path.write_bytes(content)
+            with pytest.raises(ConfigError, match=str(path)):
+                channel("127.0.0.1:1", files, "x")
+
+
+async def test_the_end_of_a_tunnel_is_probed_like_an_address(tmp_path: Path) -> None:
+    maker = Maker.new(tmp_path)
+    files = maker.files("any", maker.issue(Role.CONTROLLER, "c"))
+    assert await why_not(f"unix:{tmp_path}/none.sock", files, "x") == "nothing listens there"
 
 
 def test_a_peer_that_tries_for_ever_is_told_of_once_a_minute_with_the_count() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
+from fleet_controller.report.hosts import hosts_table
+from fleet_controller.report.values import HostStatus
 from fleet_controller.trust.expiry import Expiring, warning
+from fleet_controller.trust.ledger import read_ledger
 from fleet_protos.certificate import Certificate
 from fleet_protos.identity import Role
 from fleet_protos.refusals import refused_by_client, refused_by_door, refused_by_server, unwelcome
-from fleet_protos.revoked import Revocation
+from fleet_protos.revoked import Revocation, parse_revoked
 
 DAY_S = 86400
 NOW_S = 1_790_000_000  # 2026-09-21 14:13 UTC
+KEYS = some.sampled_from(["version", "issued", "revoked", "fingerprint", "role", "name", "issued_unix_s", "expires_unix_s", "authority"])
 OWN = "the certificate of the controller"
 CONTROLLERS = frozenset({Role.CONTROLLER})
 
@@ -65,3 +72,21 @@ def test_a_warning_begins_30_days_before_the_end_and_says_what_to_do() -> None:
     assert warning(agent, NOW_S + 1) == "the certificate of host gpu01 ends in 29 days, on 2026-10-21: fleetctl deploy gpu01 renews it"
     ended = warning(Expiring("controller", "controller", NOW_S - 1), NOW_S)
     assert ended == "the certificate of the controller ended on 2026-09-21: fleetctl trust rotate renews it"
+
+
+def test_a_host_list_tells_of_a_certificate_that_ends_soon_and_of_no_other() -> None:
+    near, far = (HostStatus(host="gpu01", certificate_expires_unix_s=NOW_S + days * DAY_S) for days in (29, 31))
+    message = hosts_table([near], NOW_S).rows[0][-1]
+    assert message == "the certificate of host gpu01 ends in 29 days, on 2026-10-20: fleetctl deploy gpu01 renews it"
+    assert "certificate" not in str(hosts_table([far, HostStatus(host="gpu02")], NOW_S).rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(some.recursive(some.none() | some.integers() | some.text(max_size=5), lambda part: some.lists(part) | some.dictionaries(KEYS, part)))
+def test_any_json_is_a_list_of_certificates_or_told_to_be_none(value: object) -> None:
+    content = json.dumps(value)
+    for read in (read_ledger, parse_revoked):
+        try:
+            read(content.encode())
+        except ValueError as error:
+            assert str(error)

@@ -61,14 +61,14 @@ def make_authority(now: datetime) -> Issued:
 
 
 def make_certificate(authority: Issued, subject: Subject, now: datetime) -> Issued:
-    """A certificate of the authority for a new key. Raises ValueError for an authority or a name that is of no use."""
+    """A certificate of the authority for a new key, ending no later than it. Raises ValueError for an authority or a name of no use."""
     signer, signer_key = x509.load_pem_x509_certificate(authority.certificate_pem), _load_key(authority.key_pem)
     key = ec.generate_private_key(ec.SECP256R1())
     common = x509.NameAttribute(NameOID.COMMON_NAME, f"{subject.role} {subject.name}"[:_LONGEST_COMMON_NAME])
     names = [x509.UniformResourceIdentifier(role_uri(subject.role, subject.name)), x509.DNSName(subject.dns_name)]
     usages = x509.ExtendedKeyUsage(_USAGES[subject.role])
     certificate = (
-        _builder(x509.Name([common]), signer.subject, key.public_key(), now, LIFE)
+        _builder(x509.Name([common]), signer.subject, key.public_key(), now, min(LIFE, signer.not_valid_after_utc - now))
         .add_extension(x509.SubjectAlternativeName([*names, *_addresses(subject.addresses)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usages, critical=False)
