@@ -22,7 +22,6 @@ from fleet_protos.revoked import Stamp, stamp_of
 
 PROBE_S = 3.0
 _MEND = "deploy the host again; a user's files: `fleetctl trust issue`"
-_LAST_WORD_S = 0.5  # with TLS 1.3 a server's refusal comes after the client's handshake is over
 Options = Sequence[tuple[str, Any]]
 
 
@@ -110,8 +109,7 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
     with closing(connection):
         try:
             with context.wrap_socket(connection, server_hostname=name) as line:
-                line.settimeout(_LAST_WORD_S)
-                return _last_word(line)
+                return _last_word(line)  # with TLS 1.3 a server's refusal comes after the client's handshake is over
         except ssl.SSLError as error:
             return refused_by_client(error, name) or refused_by_server(error)
         except TimeoutError:
@@ -136,7 +134,7 @@ def _connected(address: str, timeout_s: float) -> socket.socket:
 
 
 def _last_word(line: ssl.SSLSocket) -> str:
-    """What the server says first: an alert, the door's reason in words, or HTTP/2, which is no reason."""
+    """What the server says first, and it does so at once: an alert, the door's reason in words, or HTTP/2, which is no reason."""
     try:
         said = line.recv(512)
     except TimeoutError:

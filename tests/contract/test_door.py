@@ -22,7 +22,7 @@ from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.identity import Role, TlsFiles, agent_name
 from fleet_protos.revoked import Revocation, revoked_text
 from fleet_protos.sockets import bind, endpoint
-from fleet_protos.tls import channel, client_context, why_not
+from fleet_protos.tls import PROBE_S, channel, client_context, why_not
 from tests.fakes.certificates import Maker
 
 LIMIT_S = 30.0
@@ -335,3 +335,8 @@ def test_what_was_complained_of_stays_bounded() -> None:
 def test_the_context_takes_no_tls_before_13(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
     assert client_context(maker.files("any", maker.issue(Role.USER, "ann"))).minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+async def test_where_nothing_stands_in_the_way_nothing_is_told_and_at_once(house: House) -> None:
+    async with asyncio.timeout(PROBE_S - 0.5):
+        assert await why_not(house.door.address, house.client(), agent_name(HOST)) == ""
