@@ -17,9 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from fleet_controller.trust.authority import RENEW_BEFORE_S, Authority
+from fleet_controller.trust.authority import Authority
 from fleet_controller.trust.establish import establish
+from fleet_controller.trust.expiry import RENEW_BEFORE_S
+from fleet_controller.trust.watch import ExpiryWatch
 from fleet_protos.certificate import certificates
 from fleet_protos.errors import ConfigError, Conflict, NotFound
 from fleet_protos.identity import Role, TlsFiles
@@ -319,3 +322,33 @@ def test_all_that_end_are_told_the_next_first(authority: Authority) -> None:
     assert [party.expires_unix_s for party in parties] == sorted(party.expires_unix_s for party in parties)
     authority.revoke_user("bob")
     assert ("user", "bob") not in {(party.role, party.name) for party in authority.expiring(0.0)}
+
+
+def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    authority.issue_agent("gpu01")
+    registry = CollectorRegistry()
+    watch, now_s = ExpiryWatch(authority, registry), time.time_ns() / 1e9
+    for days in (0.0, 334.0):
+        watch.look(now_s + days * 86400)
+    assert caplog.messages == []
+    for hours in (0, 1, 23, 25, 48, 49.5):
+        watch.look(now_s + 336 * 86400 + hours * 3600)
+    told = [message for message in caplog.messages if "host gpu01" in message]
+    assert len(told) == 3
+    assert told[0].startswith("the certificate of host gpu01 ends in 28 days, on ")
+    assert told[0].endswith("fleetctl deploy gpu01 renews it")
+    ends = {(entry.role, entry.name): entry.expires_unix_s for entry in authority.ledger().entries}
+    name = "fleet_certificate_expires_timestamp_seconds"
+    assert registry.get_sample_value(name, {"role": "agent", "host": "gpu01"}) == ends[Role.AGENT, "gpu01"]
+    for number in range(50):
+        authority.issue_user(f"user-{number}")
+    watch.look(now_s)
+    series = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
+    assert len(series) == 4  # users share one
+
+
+def test_damage_while_the_controller_works_is_told_and_survived(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    watch = ExpiryWatch(authority, CollectorRegistry())
+    (authority.folder / "issued.json").write_text("{")
+    watch.look(0.0)
+    assert str(authority.folder / "issued.json") in caplog.messages[-1]
