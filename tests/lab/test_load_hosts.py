@@ -125,7 +125,10 @@ def _nothing_is_left(fleet: LabFleet) -> None:
     wait_until(lambda: not any(_of_load(host) for host in hosts[1:]), LEAVE_S, "the load hosts go home")
     fleet.await_no_orphans()
     wait_until(lambda: not [listener for host in hosts for listener in look(host, 22, PORT)], LEAVE_S, "no port of the cluster is left")
-    for host in hosts:
-        assert not host.path("/var/lib/benchfleet/load-lead/cluster").exists()
-        assert not host.path("/var/lib/benchfleet/load-host/cluster").exists()
-    assert [path for host in hosts[1:] for path in host.path("/tmp").glob("bf-*")] == []
+    wait_until(lambda: not any(_secrets(host) for host in hosts), LEAVE_S, "no secret of the cluster is left")
+    wait_until(lambda: not [path for host in hosts[1:] for path in host.path("/tmp").glob("bf-*")], LEAVE_S, "no folder of Ray is left")
+
+
+def _secrets(host: LabHost) -> list[str]:
+    folders = [f"/var/lib/benchfleet/load-{part}/cluster" for part in ("lead", "host")]
+    return [folder for folder in folders if host.path(folder).exists()]

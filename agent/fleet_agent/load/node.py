@@ -23,6 +23,7 @@ from fleet_agent.load.ray_session import end_own_session, wait_for_end_of_ray
 log = logging.getLogger(__name__)
 
 LEAD_LIMIT_S: Final = 2 * JOIN_LIMIT_S  # for the lead's Ray to be there: its agent may have been told a little later
+TRIES: Final = 4  # Ray gives a start 30 s, which may be too short on a busy host
 _LOOK_S: Final = 0.2
 _LOOK_LIMIT_S: Final = 3.0
 DONE, NOT_JOINED, RAY_ENDED, LIMIT = 0, 1, 3, 4
@@ -71,10 +72,14 @@ async def _stay(node: RayNode) -> int:
     if not await _lead_is_there(part):
         log.error("nothing listened at %s, where trial %s gathers its load, within %.0f s", part.lead_address, part.trial_id, LEAD_LIMIT_S)
         return NOT_JOINED
-    try:
-        await _started(node)
-    except (RuntimeError, OSError) as error:
-        log.error("Ray did not join %s: %s", part.lead_address, error)
+    for left in reversed(range(TRIES)):
+        try:
+            await _started(node)
+            break
+        except (RuntimeError, OSError) as error:
+            log.error("Ray did not join %s: %s%s", part.lead_address, error, "; trying again" if left else "")
+        end_own_session()
+    else:
         return NOT_JOINED
     log.info("joined the load of trial %s at %s after %.1f s", part.trial_id, part.lead_address, node.started_s)
     ended = await wait_for_end_of_ray(("raylet",))

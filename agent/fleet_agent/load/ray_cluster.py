@@ -46,11 +46,14 @@ class RayNode:
         from ray._private.node import Node
         from ray._private.parameter import RayParams
 
-        self._node = Node(RayParams(**self._parameters()), head=self.is_lead, shutdown_at_exit=False, spawn_reaper=False)
-        if self.is_lead:
-            address = self.part.address
-            ray.init(self.part.lead_address, _node_ip_address=address, log_to_driver=False, logging_level=logging.WARNING)
-            self._ray = ray
+        try:
+            self._node = Node(RayParams(**self._parameters()), head=self.is_lead, shutdown_at_exit=False, spawn_reaper=False)
+            if self.is_lead:
+                address = self.part.address
+                ray.init(self.part.lead_address, _node_ip_address=address, log_to_driver=False, logging_level=logging.WARNING)
+                self._ray = ray
+        except Exception as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
+            raise RuntimeError(str(error) or type(error).__name__) from error
         self.started_s = time.monotonic() - began
         return ray
 
