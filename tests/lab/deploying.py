@@ -39,7 +39,8 @@ class Desk:
         lines = ["apiVersion: benchfleet/v1", "kind: Fleet", "hosts:"]
         for name, (host, user, more) in self.hosts.items():
             ssh = host.ssh(user=user)
-            login = f"user: {user}, identity: {ssh.identity}, known_hosts: {ssh.known_hosts}"
+            known = "" if "known_hosts" in more else f", known_hosts: {ssh.known_hosts}"
+            login = f"user: {user}, identity: {ssh.identity}{known}"
             lines.append(f"  - {{name: {name}, address: {host.address}, simulated_gpus: 8, {login}{', ' if more else ''}{more}}}")
         (self.folder / "fleet.yaml").write_text("\n".join(lines) + "\n")
 

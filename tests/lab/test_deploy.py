@@ -13,7 +13,7 @@ import pytest
 import fleet_agent
 from fleet_agent.journal import Journal
 from fleet_protos.events import TrialAccepted
-from fleet_protos.trial import Phase, TrialSpec
+from fleet_protos.trial import EngineKind, EngineSpec, Phase, TrialSpec
 from tests.lab.deploying import Desk, agents_of, files_of
 from tests.lab.fleet import PORT
 from tests.lab.hosts import LabHost, wait_until
@@ -96,7 +96,8 @@ def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, de
     name = daemon_host.name
     daemon_host.run(["python3", "-I", f"{ROOT}/keeper.py", "stop", ROOT], user="bench")
     journal = Journal.open(daemon_host.path(f"{ROOT}/state/journal"))
-    journal.append(TrialAccepted(TrialSpec("t1", host=name)), "t1", 1, cause=0, phase=Phase.QUEUED, time_unix_ns=1)
+    spec = TrialSpec("t1", host=name, engine=EngineSpec(EngineKind.SIMULATED))
+    journal.append(TrialAccepted(spec), "t1", 1, cause=0, phase=Phase.QUEUED, time_unix_ns=1)
     journal.close()
     daemon_host.run(["chown", "-R", "bench:bench", f"{ROOT}/state/journal"])
     desk.knows(daemon_host, more="labels: {changed: now}")
@@ -104,7 +105,8 @@ def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, de
     assert (refused["state"], "t1/1" in refused["message"], "--force" in refused["hint"]) == ("failed", True, True)
     assert "changed" not in daemon_host.read(f"{ROOT}/etc/agent.toml")
     assert desk.results("undeploy", name)[name]["state"] == "failed"
-    assert desk.results("deploy", name, "--force")[name]["state"] == "changed"
+    forced = desk.results("deploy", name, "--force")[name]
+    assert (forced["state"], forced["message"]) == ("changed", "")
     assert "changed" in daemon_host.read(f"{ROOT}/etc/agent.toml")
 
 

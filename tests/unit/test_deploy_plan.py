@@ -184,3 +184,8 @@ def test_servers_in_containers_keep_the_rights_that_their_tools_need() -> None:
     text = unit_text(place_of(host, facts_of({})), host)
     assert "NoNewPrivileges" not in text
     assert "RestrictNamespaces" not in text
+
+
+def test_the_unit_that_is_shown_in_the_repository_is_the_one_that_is_written() -> None:
+    shown = Path(__file__).parents[2] / "deploy/benchfleet-agent.service"
+    assert shown.read_text() == unit_text(place_of(HOST, facts_of({})), HOST)

@@ -35,8 +35,11 @@ async def everywhere(hosts: Sequence[FleetHost], work: Work, tools: Tools, at_on
         tools.say(host.name, ending(result))
         return result
 
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one(host)) for host in hosts]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one(host)) for host in hosts]
+    except BaseExceptionGroup as group:  # every trouble of a host is in its result: what arrives here is a bug, told as the one that it is
+        raise group.exceptions[0] from None
     return tuple(task.result() for task in running)
 
 

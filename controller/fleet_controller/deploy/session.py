@@ -16,7 +16,7 @@ from fleet_protos.errors import Bug, Conflict, FleetError
 LOCK_WAIT_S = 20.0
 _CHUNK_BYTES = 1 << 20
 _PACKAGE = "fleet_controller.deploy.remote"
-_INSTALLER = ("files", "trees", "installer")  # in the order in which they import each other
+_MODULES = ("files", "trees", "installer")  # in the order in which they import each other
 _STARTER = """\
 import json, sys, types
 source = sys.stdin.buffer
@@ -36,15 +36,19 @@ def remote_source(name: str) -> str:
     return (files(_PACKAGE) / f"{name}.py").read_text(encoding="utf-8")
 
 
+# What Python there is to run, and what it is to read first, behind its length in a line of its own
+INSTALLER = _STARTER, json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _MODULES]).encode()
+
+
 class Session:
     """One session of the installer: it holds the installation's lock until this is closed or the connection ends."""
 
     def __init__(self, connection: Connection, host: str, place: Place, python: str) -> None:
         self._host = host
         sudo = ["sudo", "-n", "--"] if place.by_sudo else []
-        self._pipe = connection.pipe([*sudo, python, "-I", "-c", _STARTER])
-        source = json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _INSTALLER]).encode()
-        self._pipe.send(b"%d\n%s" % (len(source), source))
+        starter, sources = INSTALLER
+        self._pipe = connection.pipe([*sudo, python, "-I", "-c", starter])
+        self._pipe.send(b"%d\n%s" % (len(sources), sources))
         self._ask({"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S}, f"open {place.root}")
 
     def carry_out(self, command: Command) -> Mapping[str, Any]:

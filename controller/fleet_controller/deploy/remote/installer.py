@@ -279,7 +279,8 @@ class Installation:
         for name in frame["logs"]:
             remove_file(self._path(name))
         left += self._remove_folders()
-        return {"left": left[:20], "troubles": troubles}
+        innermost = [path for path in left if not any(other.startswith(path + "/") for other in left)]
+        return {"left": innermost[:20], "troubles": troubles}
 
     def _remove_folders(self) -> "list[str]":
         """The folders that are empty now; what is in the others, which stays."""
