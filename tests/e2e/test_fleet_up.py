@@ -75,6 +75,18 @@ class Bench:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=LIMIT_S)
 
+    @contextmanager
+    def watching(self, job: str) -> Iterator[Iterator[str]]:
+        """What `fleetctl watch` tells of a job, line by line."""
+        argv = [sys.executable, "-m", "fleet_controller.cli.main", "watch", job]
+        process = subprocess.Popen(argv, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert process.stderr is not None
+        try:
+            yield iter(process.stderr.readline, "")
+        finally:
+            process.kill()
+            process.communicate(timeout=LIMIT_S)
+
 
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
@@ -156,6 +168,23 @@ def test_submit_says_which_hosts_its_trials_wait_for(bench: Bench) -> None:
         refused = bench.fleetctl("submit", "three.yaml")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "three.yaml:11:19: no host has the label group: three" in refused.stderr
+
+
+def test_a_job_whose_controller_was_killed_is_ended_on_the_hosts_of_the_fleet_file(bench: Bench) -> None:
+    endless = JOB.replace("min: 2, max: 2", "min: 5000, max: 5000").replace("fleet-up", "endless")
+    (bench.folder / "endless.yaml").write_text(endless)
+    with bench.up() as (controller, _):
+        job = bench.fleetctl("submit", "endless.yaml").stdout.split()[1].rstrip(":")
+        with bench.watching(job) as lines:
+            assert next(line for line in lines if ": measuring" in line or ": run " in line)
+        controller.kill()
+    refused = bench.fleetctl("resume", job)
+    assert (refused.returncode, "`fleetctl up` goes on with it" in refused.stderr) == (2, True)
+    ended = bench.fleetctl("cancel", job)
+    assert (ended.returncode, "on the hosts of fleet.yaml" in ended.stderr) == (0, True), ended.stderr
+    trials = json.loads(bench.fleetctl("show", job, "--json").stdout)["trials"]
+    assert {trial["outcome"] for trial in trials if trial["phase"] == "over"} <= {"cancelled"}
+    assert "over" in {trial["phase"] for trial in trials}
 
 
 def test_show_tells_all_that_is_known_of_a_host(bench: Bench) -> None:

@@ -7,7 +7,9 @@ import asyncio
 
 from fleet_controller.cli.connect import connected, controller_address, stored
 from fleet_controller.cli.console import Console
+from fleet_controller.cli.fleet_file import fleet_of_job
 from fleet_controller.cli.places import Places, host_name, places
+from fleet_controller.core.inventory import Inventory
 from fleet_controller.report.values import JobSummary
 from fleet_protos.errors import ExitCode
 
@@ -32,7 +34,7 @@ async def _cancelled(arguments: argparse.Namespace, console: Console) -> tuple[s
         job = (await jobs.job(arguments.job)).job
     if not job.is_over:
         _note(home, job)
-        await _end_what_runs(home, job, console)
+        await _end_what_runs(home, job, arguments, console)
     return job.job_id, job.trials - job.trials_over
 
 
@@ -49,14 +51,30 @@ def _note(home: Places, job: JobSummary) -> None:
             store.close()
 
 
-async def _end_what_runs(home: Places, job: JobSummary, console: Console) -> None:
-    """A trial that was running when its controller was killed is known to the agent only: ask it, and see it end."""
+async def _end_what_runs(home: Places, job: JobSummary, arguments: argparse.Namespace, console: Console) -> None:
+    """A trial that was running when its controller was killed is known to its agent only: ask it, and see it end."""
     with stored(home) as jobs:
-        if (await jobs.job(job.job_id)).job.is_over:
-            return
+        detail = await jobs.job(job.job_id)
+    if detail.job.is_over:
+        return
+    fleet = fleet_of_job(detail, arguments.fleet)
+    if fleet is not None:
+        console.tell(f"no controller runs: one here sees the servers on the hosts of {fleet.file} end")
+        await _end_on_hosts(home, job, fleet, arguments)
+        return
     from fleet_controller.cli.machine import Here, local_agent, machine
 
     place = Here(home, host_name())
     async with machine(local_agent(place), place, console.tell) as at_work:
+        async for _ in at_work.fleet.watch(job.job_id):
+            pass
+
+
+async def _end_on_hosts(home: Places, job: JobSummary, fleet: Inventory, arguments: argparse.Namespace) -> None:
+    from fleet_controller.following import following
+    from fleet_controller.trust.place import trust_folder
+    from fleet_controller.working import working
+
+    async with working(home.controller, following((), fleet, trust_folder(arguments.trust, home.state))) as at_work:
         async for _ in at_work.fleet.watch(job.job_id):
             pass

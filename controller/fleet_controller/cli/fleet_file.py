@@ -11,12 +11,23 @@ from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
     from fleet_controller.core.inventory import Inventory
+    from fleet_controller.report.values import JobDetail
 
 def read_fleet(path: Path) -> Inventory:
     """The fleet of a file, ssh settings resolved with the user's ~/.ssh/config. Raises FleetRejected with all findings, ConfigError."""
     from fleet_controller.spec.fleet import load_fleet_file
 
     return load_fleet_file(path).inventory
+
+
+def fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
+    """The fleet file's hosts when a job has trials on any of them; None when it is a job of this machine."""
+    path = fleet_path(named)
+    if path is None:
+        return None
+    fleet = read_fleet(path)
+    hosts = {host for trial in detail.trials for host in (trial.host, *trial.nodes)}
+    return fleet if any(host.name in hosts for host in fleet.hosts) else None
 
 
 def fleet_of(arguments: argparse.Namespace) -> Inventory:

@@ -11,6 +11,7 @@ from fleet_controller.cli.connect import stored
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.display import Display, progress_display
 from fleet_controller.cli.extras import need_the_agent
+from fleet_controller.cli.fleet_file import fleet_of_job
 from fleet_controller.cli.interrupts import Interrupts
 from fleet_controller.cli.lint import finding_lines
 from fleet_controller.cli.machine import Here, here, local_agent, machine
@@ -57,9 +58,12 @@ async def _resume(arguments: argparse.Namespace, console: Console) -> int:
     place = here(arguments)
     agent = local_agent(place)
     with stored(place.home) as jobs:
-        job = (await jobs.job(arguments.job)).job
+        detail = await jobs.job(arguments.job)
+    job = detail.job
     if job.is_over:
         raise Conflict(f"job {job.job_id} is over: {job.state}", f"fleetctl compare {job.job_id} shows its verdicts")
+    if fleet := fleet_of_job(detail, arguments.fleet):
+        raise Conflict(f"job {job.job_id} is on hosts of {fleet.file}", "`fleetctl up` goes on with it; fleetctl watch follows it")
 
     async def begin(controller: Controller) -> str:
         return job.job_id

@@ -5,6 +5,7 @@ paramiko reads the text; what it would do beyond reading (commands of `Match exe
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from io import StringIO
 from pathlib import Path
 
 from paramiko import ConfigParseError, SSHConfig
+
+from fleet_protos.errors import ConfigError
 
 _DEEPEST_INCLUDE = 16  # as OpenSSH
 _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+?)\s*$")
@@ -39,8 +42,16 @@ class SshConfig:
     _reader: SSHConfig = field(default_factory=SSHConfig, repr=False, compare=False)
 
     def of(self, host: str) -> Mapping[str, str | list[str]]:
-        """Keyword in small letters → value, for what is typed after `ssh`; the first value found holds, as OpenSSH has it."""
-        return {name: value for name, value in self._reader.lookup(host).items() if value is not None}
+        """Keyword in small letters → value, for what is typed after `ssh`; the first value found holds, as OpenSSH has it.
+
+        Raises ConfigError when this process's user has no name, which the reading of a configuration needs.
+        """
+        if not self.file or self.problem:
+            return {}
+        try:
+            return {name: value for name, value in self._reader.lookup(host).items() if value is not None}
+        except (KeyError, OSError) as error:
+            raise ConfigError(f"{self.file} cannot be read for a user without a name (uid {os.getuid()})", "set $USER") from error
 
 
 def user_ssh_config(home: Path | None = None) -> SshConfig:
