@@ -164,7 +164,7 @@ class Fleet:
         """
         if made := await self._desk.job_of_request(request_key):
             return made
-        loaded = load_job(yaml, file_name)
+        loaded = await asyncio.to_thread(load_job, yaml, file_name)  # a large file takes seconds
         plan = await self._plan(loaded.job, only_connected)
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
         specs = [spec for planned in plan.trials for spec in trial_specs(loaded.job, plan, planned, job_id)]

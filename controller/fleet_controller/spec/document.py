@@ -25,6 +25,7 @@ LARGEST_BYTES = 1 << 20
 _MOST_NODES = 50_000
 _DEEPEST = 50
 _MOST_OPEN_BRACKETS = 200
+_MOST_MARKS = 20_000
 _WHOLE_LIMIT = 1 << 53  # a number travels as a double: beyond this it would change on the way
 _STANDARD = "tag:yaml.org,2002:"
 _MERGE = f"{_STANDARD}merge"
@@ -82,6 +83,9 @@ def read_document(text: str, file: str, is_verbatim: Callable[[Path], bool]) -> 
     """
     if _is_too_nested(text):
         return Document(None, file, findings=(_nesting_finding(file),))
+    if sum(map(text.count, (":", ",", "- "))) > _MOST_MARKS:  # the YAML library reads a few thousand a second
+        many = f"the file has more than {_MOST_MARKS} colons, commas and dashes, and is not read"
+        return Document(None, file, findings=(Finding("too_large", ERROR, file, 1, 1, "", many, "split it into several jobs"),))
     yaml = YAML(typ="rt", pure=True)
     yaml.composer.warn_double_anchors = False
     try:
