@@ -65,6 +65,7 @@ class Agent:
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._tasks: asyncio.TaskGroup | None = None
         self._broke: asyncio.Event = asyncio.Event()  # the journal takes nothing more
+        self._is_ending = False
         self.watchers = 0
         self.quiet_since_s = time.monotonic()
 
@@ -119,7 +120,10 @@ class Agent:
                 self._restore()
                 self._tasks.create_task(self._tools.host.watch_aside(stopping))
                 background = [self._tasks.create_task(work) for work in (self._keep_room(), self._end_broken())]
-                await stopping.wait()
+                try:
+                    await stopping.wait()
+                finally:
+                    self._is_ending = True  # whatever is begun from here on nobody would see through
                 for runner in list(self._runners.values()):
                     await runner.interrupt("the agent was stopped while the trial ran")
                 for task in background:
@@ -229,8 +233,8 @@ class Agent:
         return gpus
 
     def _launch_runner(self, spec: TrialSpec, gpus: tuple[int, ...], first: ev.Body, trial: Trial | None = None) -> Errands:
-        if self._tasks is None:
-            raise Conflict("the agent is starting", "try again")
+        if self._tasks is None or self._is_ending:
+            raise Conflict(f"the agent is {'being stopped' if self._is_ending else 'starting'}", "try again")
         key = (spec.trial_id, spec.attempt)
         try:
             folder = self._shelf.place(*key)

@@ -327,6 +327,21 @@ def test_an_agent_that_is_stopped_ends_its_trials_as_failed_so_that_they_are_tri
     assert_server_gone(events)
 
 
+def test_an_agent_that_is_being_stopped_leaves_the_next_attempt_to_the_agent_after_it(tmp_path: Path) -> None:
+    with running_agent(tmp_path) as (line, process):
+        line.see(trial())  # with a Ray, whose end takes a while
+        spec = trial(ready_after_s=20)
+        line.start(spec)
+        line.events(spec, ev.ServerLaunched)
+        process.send_signal(signal.SIGTERM)
+        assert over(line.events(spec)).kind is ErrorKind.AGENT_RESTARTED
+        with pytest.raises(grpc.RpcError) as refused:
+            line.start(replace(spec, attempt=2))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the agent is being stopped" in (refused.value.details() or "")
+        assert process.wait(timeout=60) == 0
+
+
 def test_an_agent_that_was_killed_finds_its_server_again_and_ends_it(tmp_path: Path) -> None:
     spec = trial(ready_after_s=60.0)
     with running_agent(tmp_path) as (line, process):

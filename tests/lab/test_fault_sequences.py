@@ -19,7 +19,7 @@ from random import Random
 import grpc
 import pytest
 
-from fleet_controller.core.retry import may_retry
+from fleet_controller.core.retry import NEVER, may_retry, rule_for
 from fleet_controller.report.values import JobDetail, TrialStatus
 from fleet_protos.trial import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
@@ -114,7 +114,7 @@ def fleet(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[int, Course]:
     """All sequences, side by side on as many hosts."""
     began_s = time.monotonic()
-    fleet.up(HOSTS)
+    fleet.up(min(HOSTS, len(seeds())))
     waiting, turn = iter(seeds()), threading.Lock()
 
     def work(site: Site) -> list[Course]:
@@ -126,9 +126,9 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[int, Course]
                 return done
             done.append(play(drawn(seed), site))
 
-    with ThreadPoolExecutor(HOSTS) as pool:
+    with ThreadPoolExecutor(len(fleet.agents)) as pool:
         found = {sequence.seed: sequence for done in pool.map(work, sites(fleet)) for sequence in done}
-    show(pytestconfig, told([found[seed] for seed in sorted(found)], time.monotonic() - began_s))
+    show(pytestconfig, listed([found[seed] for seed in sorted(found)], time.monotonic() - began_s))
     return found
 
 
@@ -195,12 +195,13 @@ def await_moment(journal: HostJournal, job_id: str, moment: Phase) -> None:
 
 
 def trouble_with_ends(detail: JobDetail, told: Sequence[Sequence[TrialStatus]]) -> Iterator[str]:
-    """A trial ended well, or as often as its kind of failure is tried again."""
+    """A trial ended well, or as often as a fault of this kind is tried again: what no fault is (a bug, the job's own mistake) never comes."""
     for trial in told:
+        *earlier, last = trial
         failures = [attempt.kind for attempt in trial if attempt.outcome is Outcome.FAILED]
-        if trial[-1].outcome is Outcome.OK and len(failures) == len(trial) - 1:
-            continue
-        if trial[-1].outcome is not Outcome.FAILED or len(failures) < len(trial) or may_retry(failures):
+        is_well = last.outcome is Outcome.OK and len(failures) == len(earlier)
+        is_enough = len(failures) == len(trial) and not may_retry(failures)
+        if not (is_well or is_enough) or any(rule_for(kind) == NEVER for kind in failures):
             yield f"the job ended {detail.job.state}: " + "; ".join(
                 f"attempt {attempt.attempt}: {attempt.outcome.name} {attempt.failure_class}: {attempt.message}" for attempt in trial
             )
@@ -220,7 +221,7 @@ def make_whole(site: Site) -> None:
         steady(undrain)
 
 
-def told(found: Sequence[Course], took_s: float) -> str:
+def listed(found: Sequence[Course], took_s: float) -> str:
     """A line for each sequence, and their sums."""
     rows = [
         [
@@ -230,7 +231,8 @@ def told(found: Sequence[Course], took_s: float) -> str:
         for sequence in found
     ]  # fmt: skip
     good = sum(not sequence.trouble for sequence in found)
+    failed = [f"seed {sequence.seed}: {'; '.join(sequence.trouble)}" for sequence in found if sequence.trouble]
     strikes = sum(len(sequence.strikes) for sequence in found)
-    attempts = sum(len(sequence.ends) for sequence in found)
-    sums = f"{good} of {len(found)} sequences hold, {strikes} faults, {attempts} attempts, {took_s:.0f} s"
-    return "\n".join([table(["seed", "", "took", "attempts", "faults"], rows), sums])
+    count = sum(len(sequence.ends) for sequence in found)
+    sums = f"{good} of {len(found)} sequences hold, {strikes} faults, {count} attempts, {took_s:.0f} s"
+    return "\n".join([table(["seed", "", "took", "attempts", "faults"], rows), sums, *failed])
