@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import ssl
 import time
@@ -17,13 +16,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fleet_protos.certificate import Certificate, certificates, parse
-from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.certificate import Certificate, parse
+from fleet_protos.errors import Conflict
 from fleet_protos.identity import Role, TlsFiles
+from fleet_protos.keys import Keys
 from fleet_protos.refusals import GREETING, refused_by_door, unwelcome
-from fleet_protos.revoked import RevokedList, Stamp, stamp_of
+from fleet_protos.revoked import RevokedList
 from fleet_protos.sockets import endpoint
-from fleet_protos.tls import load
 
 log = logging.getLogger(__name__)
 
@@ -34,55 +33,6 @@ _BACKLOG = 256
 _MOST_CONNECTIONS = 4096
 _MOST_STRANGERS, _MOST_STRANGERS_OF_ONE = 512, 64  # connections whose handshake is not over: in all, from one address
 _CHUNK_BYTES = 64 << 10
-_X509_V_FLAG_NO_CHECK_TIME = 0x200000  # the door looks at the time itself, because only then can it name certificate and day
-
-
-class Keys:
-    """The server's TLS files, read again when one of them changes. A pair that does not fit leaves the last good one in force."""
-
-    def __init__(self, tls: TlsFiles, taken: Callable[[Certificate], None] = lambda _: None) -> None:
-        """`taken` is told of the certificate in use, now and after each change. Raises ConfigError, which names the file."""
-        self._tls = tls
-        self._taken = taken
-        self._good_until_s = math.inf  # an authority ends then
-        self._stamp = self._look()
-        self._context = self._take()
-
-    def context(self) -> ssl.SSLContext:
-        """For the next connection."""
-        stamp = self._look()
-        if stamp != self._stamp or _now_s() > self._good_until_s:
-            self._stamp = stamp
-            try:
-                self._context = self._take()
-                log.info("took the new certificate of %s", self._tls.certificate)
-            except (ConfigError, OSError) as error:  # two files cannot be replaced in one moment: the next change is looked at again
-                self._good_until_s = math.inf
-                log.warning("%s; the certificate before stays in use", getattr(error, "message", error))
-        return self._context
-
-    def _take(self) -> ssl.SSLContext:
-        now_s = _now_s()
-        context = server_context(self._tls, now_s)
-        ends = (known.not_after_unix_s for known in certificates(self._tls.authorities.read_bytes()))
-        self._good_until_s = min((end for end in ends if end >= now_s), default=math.inf)
-        self._taken(certificates(self._tls.certificate.read_bytes())[0])
-        return context
-
-    def _look(self) -> tuple[Stamp | None, ...]:
-        return tuple(stamp_of(path) for path in (self._tls.authorities, self._tls.certificate, self._tls.key))
-
-
-def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
-    """TLS 1.3, a certificate of the fleet required. Raises ConfigError, which names the file that cannot be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= _X509_V_FLAG_NO_CHECK_TIME
-    context.num_tickets = 0  # a resumed session would skip the look at the certificate
-    context.set_alpn_protocols(["h2"])
-    load(context, tls, now_unix_s)
-    return context
 
 
 class Door:
@@ -141,7 +91,7 @@ class Door:
 
     def verdict(self, certificate: Certificate) -> str:
         """Why it is refused now; empty when it is welcome."""
-        return unwelcome(certificate, self.roles, self.revoked.find(certificate.fingerprint), _now_s())
+        return unwelcome(certificate, self.roles, self.revoked.find(certificate.fingerprint), time.time_ns() / 1e9)
 
     def refuse(self, peer: str, reason: str) -> None:
         """One line of the log; the same peer and reason again only once a minute, with the count."""
@@ -377,10 +327,6 @@ def _listen(address: str) -> socket.socket:
         raise Conflict(f"cannot listen on {address}: {error.strerror}", "choose another address or port, or end who has it") from error
     listener.setblocking(False)
     return listener
-
-
-def _now_s() -> float:
-    return time.time_ns() / 1e9
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -17,9 +17,10 @@ import pytest
 from grpc import aio
 
 from fleet_protos.certificate import Certificate, certificates
-from fleet_protos.door import Complaints, Door, server_context
+from fleet_protos.door import Complaints, Door
 from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.identity import Role, TlsFiles, agent_name
+from fleet_protos.keys import server_context
 from fleet_protos.revoked import Revocation, revoked_text
 from fleet_protos.sockets import bind, endpoint
 from fleet_protos.tls import PROBE_S, channel, client_context, why_not
