@@ -31,7 +31,8 @@ def test_names_role_and_fingerprint_are_those_of_the_certificate() -> None:
 @settings(max_examples=30, deadline=None)
 @given(some.integers(86400 * 180, 86400 * 43000), some.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True))
 def test_times_and_names_are_read_as_the_library_reads_them(now_unix_s: int, name: str) -> None:
-    made = make_certificate(AUTHORITY, Subject(Role.USER, name, "x.user.benchfleet"), datetime.fromtimestamp(now_unix_s, UTC))
+    now = datetime.fromtimestamp(now_unix_s, UTC)
+    made = make_certificate(make_authority(now), Subject(Role.USER, name, "x.user.benchfleet"), now)
     known, found = x509.load_pem_x509_certificate(made.certificate_pem), certificates(made.certificate_pem)[0]
     assert found.not_before_unix_s == known.not_valid_before_utc.timestamp()
     assert found.not_after_unix_s == known.not_valid_after_utc.timestamp()
@@ -86,3 +87,8 @@ def test_a_role_is_read_back_from_its_uri(role: Role) -> None:
 @pytest.mark.parametrize("uri", ["", "benchfleet://", "benchfleet://agent", "benchfleet://agent/", "benchfleet://root/x", "spiffe://agent/x"])
 def test_another_uri_carries_no_role(uri: str) -> None:
     assert role_of(uri) is None
+
+
+def test_an_authority_that_has_ended_issues_nothing() -> None:
+    with pytest.raises(ValueError):
+        make_certificate(AUTHORITY, Subject(Role.USER, "ann", "ann.user.benchfleet"), NOW + timedelta(days=4000))
