@@ -10,8 +10,8 @@ from typing import Any
 from fleet_protos.errors import ErrorKind
 
 __all__ = [
-    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "LoadPlan", "Measure", "Outcome", "Phase",
-    "RunResult", "Simulation", "Slo", "TrialSpec", "Workload",
+    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "LoadPlan", "Measure", "Outcome",
+    "Phase", "RunResult", "Simulation", "Slo", "TrialSpec", "Workload",
 ]  # fmt: skip
 
 
