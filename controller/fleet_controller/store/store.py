@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, Table, delete, func, insert, literal, select, update
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.core.claims import may_tell
@@ -304,6 +304,8 @@ def _made_by(connection: Connection, request_key: str) -> str:
 def _told() -> Iterator[None]:
     try:
         yield
+    except DataError as error:  # of PostgreSQL: a NUL, or a text that is too long for its column
+        raise ConfigError(f"the store cannot hold that: {str(error.orig)[:200]!a}", "look for odd characters in it") from error
     except DBAPIError as error:
         if not isinstance(error, OperationalError) and not error.connection_invalidated:
             raise
