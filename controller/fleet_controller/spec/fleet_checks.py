@@ -42,9 +42,10 @@ def _labels(reading: FleetReading, block: Path, keys: HostKeys) -> Iterator[Find
 def _variables(reading: FleetReading, block: Path, keys: HostKeys) -> Iterator[Finding]:
     for name, value in keys.env.items():
         path = (*block, "env", name)
-        if name in OWN_VARIABLES:
+        if name in OWN_VARIABLES or name.startswith("BENCHFLEET_"):
             message = f"`{name}` is not for a fleet file to set"
-            yield reading.finding("reserved_variable", path, message, OWN_VARIABLES[name], at_key=True)
+            hint = OWN_VARIABLES.get(name, "the agent sets those of this name")
+            yield reading.finding("reserved_variable", path, message, hint, at_key=True)
         elif not VARIABLE.fullmatch(name):
             message = f"`{name[:60]}` cannot be the name of a variable"
             yield reading.finding("bad_variable", path, message, "letters, digits and `_`, no digit first", at_key=True)
