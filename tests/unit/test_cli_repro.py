@@ -120,3 +120,19 @@ def test_a_container_is_started_by_the_same_words_without_the_agents_marks(tmp_p
     words = [line.removeprefix("word ") for line in lines if line.startswith("word ")]
     assert words == [*before, *after[:3], "/dev/stdin", *after[4:], *inside[:4], "31000", *inside[5:]]
     assert lines[len(words) :] == [f"A={env['A']}", "HF_TOKEN=hf_$value`s`", "API_KEY=k"]
+
+
+HOSTILE_NAMES = ['A"; touch x; "', "A\ntouch x", "A=$(touch x)", "TOKEN\ntouch x\n#", "a b", "", "`x`"]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("value", ["x", "secret://HF_TOKEN"])
+@pytest.mark.parametrize("argv", [("true",), ("docker", "run", "--env-file", "/x", "image")])
+def test_a_host_that_lies_about_its_variables_gets_no_line_into_the_script(name: str, value: str, argv: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="which is no name"):
+        script(argv, {name: value})
+
+
+def test_a_value_that_would_end_the_variables_of_a_container_is_not_written() -> None:
+    with pytest.raises(ConfigError, match="line end"):
+        script(("docker", "run", "--env-file", "/x", "image"), {"A": "1\nEND_OF_VARIABLES\ntouch x"})

@@ -19,6 +19,7 @@ from typing import Final
 from fleet_agent.load.cluster import JOIN_LIMIT_S, LONGEST_HOLD_S, Files, Part
 from fleet_agent.load.ray_cluster import RayNode
 from fleet_agent.load.ray_session import end_own_session, wait_for_end_of_ray
+from fleet_protos.plain import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--cluster", required=True, type=Path, help="the folder of its part")
     parser.add_argument("--temporary", required=True, help="an empty folder with a short path, which it removes at its end")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     files = Files(options.cluster)
     node = RayNode(files.read(), files, options.temporary)
     try:

@@ -63,6 +63,10 @@ def _one_line(text: str) -> str:
 
 
 def _sorted(env: Mapping[str, str]) -> _Variables:
+    """Raises ConfigError for a name that would be more than a name in a script: what agents tell is not believed there."""
+    if odd := [name for name in env if not _SHELL_NAME.fullmatch(name)]:
+        told = f"the launch was told with a variable {odd[0][:60]!a}, which is no name: no script is made of that"
+        raise ConfigError(told, "look at the host that told it")
     secrets = {name: found[1] for name, value in sorted(env.items()) if (found := _REFERENCE.fullmatch(value))}
     left = [name for name in sorted(env) if name != _MARK and name not in secrets]
     hidden = tuple(name for name in left if _SECRET.search(name))
@@ -122,7 +126,9 @@ def _is_contained(argv: Sequence[str]) -> bool:
 
 
 def _contained(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
-    """The variables go through standard input: neither the command line nor a file on disk holds them."""
+    """The variables go through standard input: neither the command line nor a file on disk holds them. Raises ConfigError."""
+    if odd := [name for name, value in variables.plain.items() if "\n" in value]:
+        raise ConfigError(f"the variable {odd[0]} has a line end, which no variable of a container has", "look at the host that told it")
     yield f"exec {' '.join(_words(_by_hand(launched.argv)))} <<{_END}"
     for name, value in variables.plain.items():
         yield f"{name}={_in_document(value)}"
