@@ -14,11 +14,12 @@ from fleet_controller.cli.fleet_file import fleet_of
 from fleet_controller.cli.places import places
 from fleet_controller.cli.progress import host_lines
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.apply import HostResult, Tools, deploy_host
+from fleet_controller.deploy.apply import deploy_host
 from fleet_controller.deploy.bundle import Bundler, user_cache
 from fleet_controller.deploy.commands import shown
 from fleet_controller.deploy.fleetwide import chosen, everywhere, exit_code, pool
 from fleet_controller.deploy.removal import undeploy_host
+from fleet_controller.deploy.tools import HostResult, Tools
 from fleet_controller.trust.authority import Authority
 from fleet_controller.trust.place import trust_folder
 from fleet_protos.errors import ConfigError

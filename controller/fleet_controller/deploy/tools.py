@@ -1,0 +1,78 @@
+"""Owns what all hosts of one deploy share, and the values that its parts hand on: what was seen of a host, what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from fleet_controller.deploy.bundle import Bundle, Bundler, Target
+from fleet_controller.deploy.commands import Command
+from fleet_controller.deploy.facts import Facts
+from fleet_controller.deploy.interpreters import bundled_python
+from fleet_controller.deploy.keyring import Keyring
+from fleet_controller.deploy.plan import Interpreter, Plan, Wanted
+from fleet_controller.trust.authority import Authority
+
+Say = Callable[[str, str], None]  # host, what happens there now
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A host as it was found, as it is to be, and the way from the one to the other."""
+
+    facts: Facts
+    wanted: Wanted
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """What came of one host. `state`: changed, unchanged, planned, removed, rolled_back, failed; then `message` and `hint` say why."""
+
+    host: str
+    state: str
+    seconds: float = 0.0
+    version: str = ""
+    message: str = ""
+    hint: str = ""
+    exit_code: int = 0
+    commands: tuple[Command, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Tools:
+    """What all hosts of one command share. Blocking work goes to `threads`."""
+
+    authority: Authority
+    bundler: Bundler
+    say: Say
+    threads: ThreadPoolExecutor
+    force: bool = False
+    dry_run: bool = False
+    keyring: Keyring = field(default_factory=Keyring)
+    bundles: dict[Target, Bundle] = field(default_factory=dict)
+    _building: threading.Lock = field(default_factory=threading.Lock)
+
+    async def blocking(self, work: Callable[..., T], *given: Any) -> T:
+        """In a thread of this command."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *given))
+
+    def bundle(self, target: Target) -> Bundle:
+        """Built once for all hosts of a target."""
+        with self._building:
+            if target not in self.bundles:
+                self.bundles[target] = self.bundler.bundle(target)
+            return self.bundles[target]
+
+    def interpreter(self, machine: str) -> Interpreter:
+        """One that is brought along, for all hosts of an architecture."""
+        with self._building:
+            version, file = bundled_python(self.bundler.cache, machine)
+            return Interpreter(version, brought=file)
