@@ -152,6 +152,12 @@ def test_a_file_that_grows_without_end_is_refused_in_little_time(bomb: str) -> N
     assert time.process_time() - began_s < 15  # a second or two where nothing else runs
 
 
+def test_the_page_about_security_names_tests_that_there_are() -> None:
+    named = set(re.findall(r"tests/[a-z_/]+\.py", (ROOT / "docs" / "security.md").read_text()))
+    assert len(named) > 15
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
 # Nowhere a shell
 
 
