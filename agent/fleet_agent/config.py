@@ -10,7 +10,7 @@
     [labels]      gpu = "h200"
     [tls]         authorities = "/etc/benchfleet/ca.crt"  certificate = "…/agent.crt"  key = "…/agent.key"  revoked = "…/revoked.json"
     [allow]       python = []  images = []  models = []  mounts = []  env = []  args = []
-    [server]      python = "/home/me/ml-env/bin/python3"  image = ""
+    [server]      python = "/home/USER/ml-env/bin/python3"  image = ""
     [server.env]  NCCL_SOCKET_IFNAME = "eth0"
 
 A file makes the agent strict: jobs may only ask for what [allow] names and what [server] gives. Without one the agent is open.

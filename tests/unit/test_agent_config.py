@@ -31,11 +31,11 @@ key = "/etc/benchfleet/agent.key"
 revoked = "/etc/benchfleet/revoked.json"
 
 [allow]
-python = ["/home/me/ml-env/bin/python3"]
+python = ["/home/USER/ml-env/bin/python3"]
 env = ["MY_*"]
 
 [server]
-python = "/home/me/ml-env/bin/python3"
+python = "/home/USER/ml-env/bin/python3"
 image = ""
 
 [server.env]
@@ -59,8 +59,8 @@ def test_every_key_has_its_place() -> None:
     assert (config.metrics, config.labels, config.simulated_gpus) == ("127.0.0.1:9464", {"gpu": "h200"}, 0)
     names = ("ca.crt", "agent.crt", "agent.key", "revoked.json")
     assert config.tls == TlsFiles(*(Path("/etc/benchfleet") / name for name in names))
-    assert (config.policy.is_open, config.policy.python, config.policy.env) == (False, ("/home/me/ml-env/bin/python3",), ("MY_*",))
-    assert config.server == ServerDefaults("/home/me/ml-env/bin/python3", "", {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert (config.policy.is_open, config.policy.python, config.policy.env) == (False, ("/home/USER/ml-env/bin/python3",), ("MY_*",))
+    assert config.server == ServerDefaults("/home/USER/ml-env/bin/python3", "", {"NCCL_SOCKET_IFNAME": "eth0"})
 
 
 def test_a_file_makes_the_agent_strict_and_none_leaves_it_open() -> None:

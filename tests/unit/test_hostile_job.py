@@ -76,7 +76,7 @@ def _rename(top: dict[str, Any], key: str, text: str) -> None:
 WHOLES = {"host": ON_HOST, "container": CONTAINED}
 PLACES = [(kind, name) for kind, whole in WHOLES.items() for name, _ in places(whole) if kind == "host" or ".container" in name]
 HOST = Admission("here")
-FACTS = HostFacts("/home/me", {"PATH": "/bin"}, runtime=container.Runtime("docker", "/usr/bin/docker"), has_hub=True)
+FACTS = HostFacts("/home/USER", {"PATH": "/bin"}, runtime=container.Runtime("docker", "/usr/bin/docker"), has_hub=True)
 
 
 def specs_of(document: dict[str, Any]) -> tuple[TrialSpec, ...]:
@@ -115,7 +115,7 @@ def test_no_text_of_a_job_file_becomes_more_than_a_word(kind: str, name: str) ->
 
 
 def _is_harmless(command: LaunchCommand, usual: set[str], name: str, trick: str) -> None:
-    assert command.argv[0] in ("/usr/bin/docker", "/env/bin/python3", trick, f"/home/me{trick[1:]}")
+    assert command.argv[0] in ("/usr/bin/docker", "/env/bin/python3", trick, f"/home/USER{trick[1:]}")
     words = (*command.argv, *command.env, *command.env.values())
     assert not any("\0" in word or ("\n" in word and "\n" not in trick) for word in words)
     added = {word for word in command.argv if word.startswith("-")} - usual

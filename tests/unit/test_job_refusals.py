@@ -12,10 +12,10 @@ from fleet_agent.core.refusals import Look, refusals
 from fleet_knowledge.nccl.variables import VARIABLES
 from fleet_protos.trial import Container, EngineKind, EngineSpec
 
-PYTHON = "/home/me/ml-env/bin/python3"
+PYTHON = "/home/USER/ml-env/bin/python3"
 LINKS = {
-    "/home/me/looks-fine": "/srv/evil",
-    "/home/me/ml-env/bin": "/home/me/ml-env/bin",
+    "/home/USER/looks-fine": "/srv/evil",
+    "/home/USER/ml-env/bin": "/home/USER/ml-env/bin",
     "/data/link": "/etc",
     "/data/models/link": "/srv/other",
     "/cluster": "/mnt/nfs7",
@@ -33,7 +33,7 @@ def real(path: str) -> str:
     return path
 
 
-LOOK = Look("/home/me", real, lambda program: program if program.startswith("/") else f"/usr/bin/{program}", ("/var/lib/benchfleet",))
+LOOK = Look("/home/USER", real, lambda program: program if program.startswith("/") else f"/usr/bin/{program}", ("/var/lib/benchfleet",))
 
 
 def keys(engine: EngineSpec, policy: Policy = POLICY, given: tuple[str, ...] = ()) -> list[str]:
@@ -56,8 +56,8 @@ HOSTILE_ENV = {
     "TORCH_EXTENSIONS_DIR": "x", "FLASHINFER_EXTRA_CUDAFLAGS": "-ccbin evil", "OMP_TOOL_LIBRARIES": "evil.so", "HSA_TOOLS_LIB": "evil.so",
     "UCX_MODULE_DIR": "x", "UCX_GDB_COMMAND": "touch x", "HF_ENDPOINT": "https://evil", "HTTPS_PROXY": "x", "https_proxy": "x",
     "SSL_CERT_FILE": "x", "NVIDIA_VISIBLE_DEVICES": "all", "ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", "CUDA_HOME": "x",
-    "NCCL_DEBUG_FILE": "/etc/cron.d/evil", "NCCL_TOPO_DUMP_FILE": "../../up", "CUDA_COREDUMP_FILE": "/home/me/.ssh/authorized_keys",
-    "UCX_LOG_FILE": "file:/tmp/x", "HF_HOME": "/home/me", "SGLANG_TORCH_PROFILER_DIR": "/var/lib/benchfleet/journal",
+    "NCCL_DEBUG_FILE": "/etc/cron.d/evil", "NCCL_TOPO_DUMP_FILE": "../../up", "CUDA_COREDUMP_FILE": "/home/USER/.ssh/authorized_keys",
+    "UCX_LOG_FILE": "file:/tmp/x", "HF_HOME": "/home/USER", "SGLANG_TORCH_PROFILER_DIR": "/var/lib/benchfleet/journal",
     "SGLANG_DUMPER_SERVER_PORT": "9000", "HF_DEBUG": "1", "BENCHFLEET_LAUNCH": "other/1", "FOO": "1", "GLIBC_TUNABLES": "x",
     "SGLANG_INKLING_FA4_USE_PIP": "1", "NCCL_RAS_ADDR": "0.0.0.0:28028", "MKL_VERBOSE_OUTPUT_FILE": "/data/link/passwd",
 }  # fmt: skip
@@ -108,7 +108,7 @@ HOSTILE_ARGS: dict[str, Any] = {
     "enable_custom_logit_processor": True, "use_ray": True, "host": "0.0.0.0", "grpc_port": 1, "ssl_keyfile": "x", "kv_events_config": "{}",
     "dist_init_addr": "0.0.0.0:5000", "otlp_traces_endpoint": "evil:4317", "tool_server": "evil", "delete_ckpt_after_loading": True,
     "file_storage_path": "/etc/cron.d", "crash_dump_folder": "~/.ssh", "debug_tensor_dump_output_folder": "../../..", "download_dir": "/",
-    "chat_template": "/etc/shadow", "export_metrics_to_file_dir": "/data/link", "log_requests_target": ["stdout", "/root/.ssh"],
+    "chat_template": "/etc/shadow", "export_metrics_to_file_dir": "/data/link", "log_requests_target": ["stdout", "~/.ssh"],
     "hicache_storage_backend": "dynamic", "hicache_storage_backend_extra_config": '{"p": {"q": "/etc/x"}}',
     "modelopt_export_path": "/srv/x",
     "model_loader_extra_config": '{"url": "s3://evil/x"}', "trust_remote_code": True, "tp": 8, "trust_remote": True, "no_such_thing": True,
@@ -144,8 +144,8 @@ def test_an_argument_that_the_owner_names_passes() -> None:
 PYTHONS = [
     (PYTHON, True),
     ("~/ml-env/bin/python3", True),
-    ("/home/me/ml-env/bin/python3.11", False),
-    ("/home/me/ml-env/bin/../../evil/bin/python3", False),
+    ("/home/USER/ml-env/bin/python3.11", False),
+    ("/home/USER/ml-env/bin/../../evil/bin/python3", False),
     ("/tmp/python3", False),
     ("python3", False),
     ("/bin/sh", False),
@@ -159,9 +159,9 @@ def test_a_server_starts_only_with_a_python_that_is_allowed(python: str, allowed
 
 
 def test_a_link_in_an_allowed_folder_leads_no_further_than_the_pattern() -> None:
-    policy = replace(POLICY, python=("/home/me/*/bin/python3",))
+    policy = replace(POLICY, python=("/home/USER/*/bin/python3",))
     assert keys(ENGINE, policy) == []
-    assert keys(replace(ENGINE, python="/home/me/looks-fine/bin/python3"), policy) == ["engine.python"]
+    assert keys(replace(ENGINE, python="/home/USER/looks-fine/bin/python3"), policy) == ["engine.python"]
 
 
 def test_an_owner_may_write_a_path_that_is_itself_behind_a_link() -> None:
@@ -195,7 +195,7 @@ def test_a_container_mounts_only_folders_that_are_allowed(source: str, allowed: 
     assert keys(engine) == ([] if allowed else ["engine.container.mounts./in"])
 
 
-RULING = ["/", "//etc", "/etc/ssl", "/home/me", "/var/lib/benchfleet/artifacts", "/proc/1", "/home/me/.ssh/id_ed25519"]
+RULING = ["/", "//etc", "/etc/ssl", "/home/USER", "/var/lib/benchfleet/artifacts", "/proc/1", "/home/USER/.ssh/id_ed25519"]
 
 
 @pytest.mark.parametrize("source", RULING)

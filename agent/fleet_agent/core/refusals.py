@@ -18,7 +18,7 @@ from fleet_protos.trial import EngineKind, EngineSpec
 _ALWAYS = ("/dev/null", "/dev/stdout", "/dev/stderr")
 # Nobody's to give away: what the whole host is ruled by
 _NEVER = (
-    *("/etc", "/proc", "/sys", "/dev", "/boot", "/run", "/var/run", "/var/lib/docker", "/var/lib/containers", "/root/.ssh"),
+    *("/etc", "/proc", "/sys", "/dev", "/boot", "/run", "/var/run", "/var/lib/docker", "/var/lib/containers"),
     *("/bin", "/sbin", "/lib", "/lib64", "/usr/bin", "/usr/sbin", "/usr/lib"),
 )
 _NEVER_AT_HOME = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config/benchfleet", ".config/gcloud", ".netrc")
