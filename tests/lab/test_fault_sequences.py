@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from random import Random
@@ -23,6 +23,7 @@ from fleet_controller.core.retry import NEVER, may_retry, rule_for
 from fleet_controller.report.values import JobDetail, TrialStatus
 from fleet_protos.trial import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
+from tests.lab import faults
 from tests.lab.faults import ALL, Fault, Site, set_clock, sites
 from tests.lab.fleet import CALL_S, LOG_END, LabFleet
 from tests.lab.lab import Lab
@@ -34,6 +35,14 @@ HOSTS = 6
 MOMENTS = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
 MOMENT_S = 15.0  # a moment that does not come is not waited for any longer
 LOOK_S = 0.02
+RESTARTS = {faults.KILL_AGENT, faults.STOP_AGENT, faults.POWER_OFF, faults.AHEAD, faults.BEHIND, faults.DISK_FULL}
+BLAMED: Mapping[str, Set[Fault]] = {  # what a failure of that class may come from
+    "agent_restarted": RESTARTS,
+    "killed": {faults.KILL_SERVER},
+    "load_failed": {faults.KILL_LOAD, faults.KILL_LOAD_TASK, faults.DISK_FULL},
+    "disk_full": {faults.DISK_FULL},
+    "journal_failed": {faults.DISK_FULL},
+}
 JOB = """\
 apiVersion: benchfleet/v1
 kind: Job
@@ -182,7 +191,7 @@ def _play(sequence: Course, site: Site) -> Course:
     site.mend()
     detail = wait_over(fleet, job_id)
     told = [attempts(fleet, trial) for trial in detail.trials]
-    trouble = [*trouble_with(site, journal, job_id), *trouble_with_ends(detail, told)]
+    trouble = [*trouble_with(site, journal, job_id), *trouble_with_ends(detail, told), *trouble_with_blame(sequence.strikes, told)]
     return replace(sequence, ends=tuple(end for trial in told for end in ends(trial)), trouble=tuple(trouble))
 
 
@@ -195,16 +204,23 @@ def await_moment(journal: HostJournal, job_id: str, moment: Phase) -> None:
 
 
 def trouble_with_ends(detail: JobDetail, told: Sequence[Sequence[TrialStatus]]) -> Iterator[str]:
-    """A trial ended well, or as often as a fault of this kind is tried again: what no fault is (a bug, the job's own mistake) never comes."""
+    """A trial ended well, or was tried as often as its failures may be. A bug, or a job that is wrong, is never a fault's doing."""
     for trial in told:
         *earlier, last = trial
         failures = [attempt.kind for attempt in trial if attempt.outcome is Outcome.FAILED]
         is_well = last.outcome is Outcome.OK and len(failures) == len(earlier)
         is_enough = len(failures) == len(trial) and not may_retry(failures)
         if not (is_well or is_enough) or any(rule_for(kind) == NEVER for kind in failures):
-            yield f"the job ended {detail.job.state}: " + "; ".join(
-                f"attempt {attempt.attempt}: {attempt.outcome.name} {attempt.failure_class}: {attempt.message}" for attempt in trial
-            )
+            how = [f"attempt {one.attempt}: {one.outcome.name} {one.failure_class}: {one.message}" for one in trial]
+            yield f"the job ended {detail.job.state}: {'; '.join(how)}"
+
+
+def trouble_with_blame(strikes: Sequence[Strike], told: Sequence[Sequence[TrialStatus]]) -> Iterator[str]:
+    """What failed is told as what struck, and never as what did not."""
+    struck = {strike.fault for strike in strikes}
+    for attempt in (attempt for trial in told for attempt in trial if attempt.outcome is Outcome.FAILED):
+        if not struck & BLAMED.get(attempt.failure_class, frozenset()):
+            yield f"attempt {attempt.attempt} ended as {attempt.failure_class}, which no fault explains: {attempt.message}"
 
 
 def make_whole(site: Site) -> None:
