@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0  # for pauses between attempts, which no event ends
 FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
+_LAST_WORDS_S = 2.0
 _LAST_FILES_S = 20.0  # how long the end waits for files that are still being fetched
 
 
@@ -93,6 +94,7 @@ class Fleet:
                 working = [tasks.create_task(work) for work in (self._following.work(), self._keep_starting(), self._care.look_again())]
                 await stopping.wait()
                 await self._last_files()
+                await self._last_words()
                 for task in working:
                     task.cancel()
         finally:
@@ -154,6 +156,14 @@ class Fleet:
                     await line.files.all_fetched()
         except TimeoutError:
             log.warning("some files of trials were not fetched; the next start of a controller goes on with them")
+
+    async def _last_words(self) -> None:
+        """Tell each agent what is stored here: one that still owes us something obeys no other controller."""
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await asyncio.gather(*(line.settle() for line in self._lines))
+        except TimeoutError:
+            log.info("some hosts were not told what is stored here; the next connection does so")
 
     # What fleetctl asks
 

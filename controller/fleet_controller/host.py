@@ -288,12 +288,17 @@ class HostLine:
         while True:
             await self._news.wait()
             self._news.clear()
-            if self.connected and self._stored:
-                try:
-                    await self.agent.acknowledge(self._stored)
-                except FleetError as error:  # the next event or the next connection makes up for it
-                    log.info("%s: events up to %d are stored and not acknowledged: %s", self.host, self._stored, error.message)
-                await asyncio.sleep(_ACKNOWLEDGE_PAUSE_S)
+            await self.settle()
+            await asyncio.sleep(_ACKNOWLEDGE_PAUSE_S)
+
+    async def settle(self) -> None:
+        """Tell the agent what is stored now."""
+        if not self.connected or not self._stored:
+            return
+        try:
+            await self.agent.acknowledge(self._stored)
+        except FleetError as error:  # the next event or the next connection makes up for it
+            log.info("%s: events up to %d are stored and not acknowledged: %s", self.host, self._stored, error.message)
 
     # Orders
 
