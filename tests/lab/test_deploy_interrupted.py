@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_a_deploy_that_is_killed_at_any_moment_is_finished_by_the_next(lab: Lab,
     assert [name for name in files_of(host) if name.endswith(".benchfleet-new")] == []
     assert desk.results("undeploy")[host.name]["state"] == "removed"
     assert files_of(host) == before
+
+
+def test_ctrl_c_ends_a_deploy_at_once_and_frees_the_host(lab: Lab, tmp_path: Path) -> None:
+    [host] = lab.hosts(1)
+    desk = Desk(tmp_path)
+    desk.knows(host)
+    process = desk.begin("deploy")
+    wait_until(lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20, MOMENT_S, "the copying of a large wheel")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30.0) == 1
+    said = (desk.folder / "begun.log").read_text()
+    assert (said.splitlines()[-1], "Traceback" in said) == ("interrupted", False)
+    wait_until(lambda: not [one for one in host.processes() if "-I" in one.argv], 30.0, "the installer there has ended")
 
 
 def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(lab: Lab, tmp_path: Path) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
 
 from fleet_controller.agents import AgentClient
 from fleet_controller.cli.fleet_file import read_fleet
@@ -24,7 +32,7 @@ from fleet_protos.errors import ConfigError, HostUnreachable
 from fleet_protos.identity import agent_name
 from tests.lab.deploying import Desk
 from tests.lab.fleet import PORT
-from tests.lab.hosts import LabHost
+from tests.lab.hosts import LabHost, wait_until
 from tests.lab.lab import Lab
 
 
@@ -79,6 +87,24 @@ def test_a_key_with_a_passphrase_is_not_read_without_a_terminal_or_an_agent(host
     with pytest.raises(ConfigError, match="passphrase") as error:
         Connection.open(settings(host, identities=(str(file),)), Keyring())
     assert f"ssh-add {file}" in error.value.hint
+
+
+def test_a_key_with_a_passphrase_is_used_as_ssh_agent_holds_it(host: LabHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, socket = tmp_path / "locked", tmp_path / "agent.sock"
+    key = load_ssh_private_key(Path(host.ssh().identity).read_bytes(), None)
+    locked.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret")))
+    locked.with_name("locked.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_until(socket.exists, 10.0, "ssh-agent listens")
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+            subprocess.run(["ssh-add", "-q", host.ssh().identity], check=True)
+            keyring = Keyring()
+            with Connection.open(settings(host, identities=(str(locked),), use_agent=True), keyring) as connection:
+                assert connection.run(["id", "-un"]).out == b"bench\n"
+            keyring.close()
+        finally:
+            agent.terminate()
 
 
 def test_a_key_that_is_not_let_in_is_named_with_the_command_that_brings_it(host: LabHost, tmp_path: Path) -> None:
