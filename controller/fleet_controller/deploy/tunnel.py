@@ -74,7 +74,7 @@ class Forwarder:
         try:
             channel = self._connect().reach(AGENT_HERE, self._port)
         except FleetError as error:
-            log.warning("tunnel: %s", error.message)
+            log.info("tunnel: %s", error.message)  # who asked hears that there is no answer
         else:
             back = self._start(_pump_back, channel, line)
             _pump(line, channel)
