@@ -107,9 +107,10 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         )  # fmt: skip
 
     def active(self) -> list[str]:
-        """TRIAL/ATTEMPT that were begun here and are not over."""
+        """TRIAL/ATTEMPT that its journal holds as begun and not as over."""
         over = {(event.trial_id, event.attempt) for event in self.journal if isinstance(event.body, ev.TrialOver)}
-        return [f"{spec.trial_id}/{spec.attempt}" for spec in self.started if (spec.trial_id, spec.attempt) not in over]
+        begun = [(event.trial_id, event.attempt) for event in self.journal if isinstance(event.body, ev.TrialAccepted)]
+        return [f"{trial_id}/{attempt}" for trial_id, attempt in begun if (trial_id, attempt) not in over]
 
     async def StartTrial(self, request: Any, context: Any) -> pb.StartTrialResponse:
         if self.hangs:
