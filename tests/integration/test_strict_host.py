@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fleet_controller.working import working
@@ -43,25 +45,38 @@ measure: {launches: 1, runs: {min: 2, max: 2}}
 """
 
 
-@contextlib.asynccontextmanager
-async def strict_agent(folder: Path) -> AsyncIterator[str]:
-    """The address of an agent that is started with a file."""
+@dataclass
+class StrictAgent:
+    """An agent that was started with a file."""
+
+    folder: Path
+    address: str
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrictAgent]:
+    folder = tmp_path_factory.mktemp("strict")
     file = folder / "etc" / "agent.toml"
     file.parent.mkdir()
     file.write_text(CONFIG.format(state=folder / "state", python=sys.executable))
     file.chmod(0o600)
     with (folder / "agent.log").open("wb") as log:
-        agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "fleet_agent.main", "--config", str(file), stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "fleet_agent.main", "--config", str(file)], stderr=log, start_new_session=True)
+    agent = StrictAgent(folder, listen_address(folder / "state", "agent"))
     try:
-        yield listen_address(folder / "state", "agent")
+        with grpc.insecure_channel(agent.address) as channel:
+            grpc.channel_ready_future(channel).result(timeout=LIMIT_S)
+        yield agent
     finally:
-        agent.send_signal(signal.SIGTERM)
-        await agent.wait()
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=LIMIT_S)
 
 
-async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_line_that_would_allow_it(tmp_path: Path) -> None:
+async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_line_that_would_allow_it(
+    tmp_path: Path, agent: StrictAgent
+) -> None:
     job = JOB.replace("ENGINE", "{kind: simulated, gpus: 8, env: {LD_PRELOAD: /tmp/evil.so, NCCL_PROTO: LL}}")
-    async with strict_agent(tmp_path) as address, working(tmp_path / "controller", [address]) as here, asyncio.timeout(LIMIT_S):
+    async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
         job_id = await here.fleet.submit(job, "job.yaml")
         async for _ in here.fleet.watch(job_id):
             pass
@@ -69,8 +84,8 @@ async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_l
     assert (trial.outcome, trial.kind, trial.failure_class, trial.attempt) == (Outcome.FAILED, ErrorKind.CONFIG, "refused_by_agent", 1)
     for words in ("host gpu01 does not allow trial", "engine.env.LD_PRELOAD", "allow: {env: [LD_PRELOAD]}", "fleetctl deploy"):
         assert words in trial.message
-    assert "LD_PRELOAD tells the loader" in (tmp_path / "agent.log").read_text()
-    assert not list((tmp_path / "state" / "artifacts").rglob("server.log"))
+    assert "LD_PRELOAD tells the loader" in (agent.folder / "agent.log").read_text()
+    assert not list((agent.folder / "state" / "artifacts").glob(f"{trial.trial_id}/*"))
 
 
 EARLY = {
@@ -80,15 +95,15 @@ EARLY = {
 
 
 @pytest.mark.parametrize("engine", EARLY)
-async def test_a_python_or_image_that_is_not_allowed_is_told_at_the_submit(tmp_path: Path, engine: str) -> None:
-    async with strict_agent(tmp_path) as address, working(tmp_path / "controller", [address]) as here, asyncio.timeout(LIMIT_S):
+async def test_a_python_or_image_that_is_not_allowed_is_told_at_the_submit(tmp_path: Path, agent: StrictAgent, engine: str) -> None:
+    async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
         with pytest.raises(ConfigError, match="host gpu01 does not allow") as refused:
             await here.fleet.submit(JOB.replace("ENGINE", engine), "job.yaml")
         assert EARLY[engine] in refused.value.hint
         assert await here.fleet.jobs() == ()
 
 
-async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_path: Path) -> None:
+async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_path: Path, agent: StrictAgent) -> None:
     """The Python of this test holds no SGLang: the launch fails, and shows with what it was launched."""
     model = tmp_path / "model"
     model.mkdir()
@@ -96,7 +111,7 @@ async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_
     job = JOB.replace("ENGINE", engine).replace("sim/kimi", str(model))
     (model / "config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
-    async with strict_agent(tmp_path) as address, working(tmp_path / "controller", [address]) as here, asyncio.timeout(LIMIT_S):
+    async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
         job_id = await here.fleet.submit(job, "job.yaml")
         async for _ in here.fleet.watch(job_id):
             if (await here.fleet.job(job_id)).trials[0].outcome is Outcome.FAILED:
