@@ -42,6 +42,25 @@ async def main():
 asyncio.run(main())
 """
 
+SLOW_RAY = """
+starts = []
+def init(**_):
+    starts.append(None)
+    if len(starts) < {good}:
+        raise Exception("The current node timed out during startup.")
+def shutdown(): ...
+"""
+STARTED = """
+from fleet_agent.load.ray_session import RaySession
+session = RaySession()
+try:
+    print("started at try", len(session.start().starts))
+except RuntimeError as error:
+    print(error)
+finally:
+    session.stop()
+"""
+
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -185,6 +204,15 @@ async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leave
     await load.stop()
     assert members(before) == members(recorded.session_id) == []
     assert not os.path.exists(recorded.temporary)  # noqa: ASYNC240 - nothing else runs here
+
+
+@pytest.mark.parametrize(("good", "told"), [(3, "started at try 3"), (4, "The current node timed out during startup.")])
+async def test_a_ray_that_needs_longer_than_its_own_limit_is_started_again_but_not_for_ever(tmp_path: Path, good: int, told: str) -> None:
+    (tmp_path / "ray.py").write_text(SLOW_RAY.format(good=good))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", STARTED, stdout=asyncio.subprocess.PIPE, env=env)
+    output, _ = await process.communicate()
+    assert output.decode().strip() == told
 
 
 async def test_stopping_while_ray_still_starts_leaves_nothing_and_does_not_wait(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from fleet_agent.engines.simulated.model import Configuration, Speculation, stream_tok_s
 from tests.contract.http_client import Client
-from tests.fakes.simulated_server import TUNED, Running, simulated_server, speculative
+from tests.fakes.simulated_server import START_LIMIT_S, TUNED, Running, free_port, simulated_server, speculative
 
 SCALE = 20.0
 TOKENS = 500
@@ -163,6 +163,17 @@ def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
         connection.close()
         answer = Client(running.url, timeout_s=10).post("/v1/chat/completions", body(2, 2))
     assert answer.status == 200
+
+
+def test_a_server_whose_log_finds_no_room_serves_on(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / f"simulated-{port}.log").symlink_to("/dev/full")
+    with simulated_server(tmp_path, healthy=False, port=port, knobs={"time_scale": SCALE}) as running:
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while running.health() != 200:
+            assert time.monotonic() < deadline_s and running.process.poll() is None
+            time.sleep(0.02)
+        assert Client(running.url, timeout_s=10).post("/v1/chat/completions", body(100, 1)).status == 200
 
 
 def test_a_taken_port_ends_the_second_server_with_a_reason(tmp_path: Path) -> None:

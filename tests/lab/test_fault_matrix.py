@@ -22,7 +22,7 @@ from tests.lab.programs import LabTrouble
 from tests.lab.report import show, table
 from tests.lab.trials import HostJournal, Late, attempts, ends, phase_at, submit, trouble_with, wait_over
 
-HOSTS = 6
+HOSTS = 7
 PHASES = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
 TRIES = 4  # a fault that came too late for its phase is tried again; a phase is never waited for by time
 ATTEMPT_S = 150.0

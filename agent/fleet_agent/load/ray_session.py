@@ -17,6 +17,7 @@ from fleet_agent.load.temporary import temporary_folder
 from fleet_agent.processes import processes_of_session
 
 CORES: Final = 2  # workers for shards
+TRIES: Final = 3  # Ray gives a start 30 s, which may be too short on a busy host; the agent waits for all of them
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
 
 # All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's own switch for "this node is
@@ -50,13 +51,28 @@ class RaySession:
         self.temporary = self.temporary or temporary_folder()  # ours alone; Ray opens the folder in it to everybody
         import ray  # here, because it reads its settings from the environment when imported
 
-        ray.init(
-            address="local", num_cpus=CORES, num_gpus=0, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
-            log_to_driver=False, logging_level=logging.WARNING, _temp_dir=os.path.join(self.temporary, "r"), _node_ip_address="127.0.0.1",
-        )  # fmt: skip
+        for left in reversed(range(TRIES)):
+            try:
+                self._init(ray)
+                break
+            except RuntimeError:
+                ray.shutdown()
+                end_own_session()
+                if not left:
+                    raise
         self._ray = ray
         self.started_s = time.monotonic() - began
         return ray
+
+    def _init(self, ray: Any) -> None:
+        try:
+            ray.init(
+                address="local", num_cpus=CORES, num_gpus=0, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
+                log_to_driver=False, logging_level=logging.WARNING,
+                _temp_dir=os.path.join(self.temporary, "r"), _node_ip_address="127.0.0.1",
+            )  # fmt: skip
+        except Exception as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
+            raise RuntimeError(str(error) or type(error).__name__) from error
 
     def stop(self) -> None:
         """End Ray and remove its folder. Harmless when it never started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -29,8 +30,9 @@ class Logbook:
         self.raw(self._stamp + text)
 
     def raw(self, text: str) -> None:
-        """A line without a stamp."""
-        sys.stderr.write(text + "\n")
+        """A line without a stamp; one that finds no room on the disk is lost, as a logger of Python loses it, and nothing else is."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
 
     def start(self, args: Mapping[str, Any], warnings: list[str], time_scale: float) -> None:
         """All that a server says before it loads weights."""
