@@ -360,7 +360,10 @@ class AckEventsRequest(_message.Message):
 
     UP_TO_SEQUENCE_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
     up_to_sequence: _builtins.int
+    agent_id: _builtins.str
+    """FAILED_PRECONDITION when it is not this agent's: its journal was made anew; empty = from before it was told"""
     @_builtins.property
     def lease(self) -> Global___Lease: ...
     def __init__(
@@ -368,10 +371,11 @@ class AckEventsRequest(_message.Message):
         *,
         up_to_sequence: _builtins.int = ...,
         lease: Global___Lease | None = ...,
+        agent_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "up_to_sequence", b"up_to_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "lease", b"lease", "up_to_sequence", b"up_to_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
