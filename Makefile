@@ -16,7 +16,7 @@ demo: .venv/installed-run ## run examples/demo.yaml on simulated servers, to its
 
 test: .venv/installed-dev ## all tests but those on a real SGLang and on lab hosts
 	@tools/test_programs.sh
-	$(bin)/pytest -m "not real_sglang and not lab"
+	$(bin)/pytest --numprocesses 2 --dist loadfile -m "not real_sglang and not lab"
 
 test-unit: .venv/installed-dev ## the pure parts only: seconds
 	$(bin)/pytest tests/unit
