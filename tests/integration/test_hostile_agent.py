@@ -145,7 +145,7 @@ async def test_an_agent_that_is_none_of_ours_is_not_followed(tmp_path: Path, odd
     agent = FakeAgent(f"unix:{tmp_path}/a.sock", **odd)
     await agent.up()
     try:
-        async with working(tmp_path / "controller", [agent.address]) as here:
+        async with working(tmp_path / "controller", [agent.address], first_contact_s=0.5) as here:
             with pytest.raises(HostUnreachable, match="agent at"):
                 await here.fleet.submit(JOB, "job.yaml")
             (status,) = await here.fleet.hosts()

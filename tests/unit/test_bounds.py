@@ -125,7 +125,7 @@ SHOWN: list[Callable[[], ev.Body]] = [
     lambda: ev.ConfigurationProved(effective_args={f"a{number}": "x" * 1000 for number in range(100_000)}),
     lambda: ev.ConfigurationProved(effective_args={"a": nested(80)}, nccl={"b": nested(80)}),
     lambda: ev.ConfigurationProved(effective_args={"a": math.nan, "b": [math.inf]}),
-    lambda: ev.ConfigurationProved(effective_args={f"a{one}": {f"b{two}": ["y" * 99] * 200 for two in range(100)} for one in range(20)}),
+    lambda: ev.ConfigurationProved(effective_args={f"a{one}": {f"b{two}": ["y" * 99] * 200 for two in range(60)} for one in range(10)}),
     lambda: ev.ServerStopped("kill", 1.0, ("process " * 100,) * 100_000),
     lambda: ev.EvidenceCollected((Artifact("n" * 200, "0" * 64, 1),) * 100_000),
     lambda: ev.ServerFailed(message="m" * 10_000_000, log_tail="\x00" * 10_000_000),

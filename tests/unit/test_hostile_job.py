@@ -161,7 +161,8 @@ def test_the_page_about_security_names_tests_that_there_are() -> None:
 # Nowhere a shell
 
 
-PRODUCT = [path for folder in ("agent", "controller", "knowledge", "protos") for path in sorted((ROOT / folder).rglob("*.py"))]
+FOLDERS = ("agent", "controller", "knowledge", "protos")
+PRODUCT = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
 CALLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell", "spawnlp", "execlp"}
 LOADERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -189,10 +190,9 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_shell_is_started_anywhere_and_no_object_is_made_of_data(path: Path) -> None:
-    if "_pb2" not in path.name:
-        assert list(shells_in(ast.parse(path.read_text()))) == []
+def test_no_shell_is_started_anywhere_and_no_object_is_made_of_data() -> None:
+    found = [f"{path.relative_to(ROOT)} {what}" for path in PRODUCT for what in shells_in(ast.parse(path.read_text()))]
+    assert (len(PRODUCT) > 300, found) == (True, [])
 
 
 STARTS = ["run(x, shell=True)", "os.system('x')", "run(['sh', '-c', x])", "run(('bash', '-lc', x))", "import pickle"]
