@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fleet_agent.allegiance import Allegiance
 from fleet_agent.core.allocation import Pool, release, take
+from fleet_agent.core.fence import in_the_way
 from fleet_agent.core.machine import Trial, replay
 from fleet_agent.errands import Errands
 from fleet_agent.host.view import HostView
@@ -27,7 +28,7 @@ from fleet_agent.room import Room
 from fleet_agent.runner import TrialRunner
 from fleet_agent.shelf import Shelf
 from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, Conflict, Superseded
+from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.lease import Lease
 from fleet_protos.trial import EngineKind, Phase, TrialSpec
 
@@ -214,14 +215,12 @@ class Agent:
 
     def _fence(self, spec: TrialSpec) -> None:
         """An attempt counts only while no newer one is known; a newer one begins when the older ones have ended."""
-        attempts = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
-        newest = max(*attempts, self._journal.newest_attempt(spec.trial_id), 0)
-        if spec.attempt < newest:
-            raise Superseded(f"trial {spec.trial_id}: attempt {newest} is known here, attempt {spec.attempt} comes too late")
-        for attempt in attempts:
+        active = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
+        older = in_the_way(spec.trial_id, spec.attempt, active, self._journal.newest_attempt(spec.trial_id))
+        for attempt in older:
             self._runners[spec.trial_id, attempt].cancel(f"attempt {spec.attempt} takes its place")
-        if attempts:
-            raise Conflict(f"trial {spec.trial_id}: attempt {attempts[0]} is still being ended here", "it is asked again soon")
+        if older:
+            raise Conflict(f"trial {spec.trial_id}: attempt {older[0]} is still being ended here", "it is asked again soon")
 
     def _take_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
         pool = self._pools.get(spec.engine.kind)

@@ -94,9 +94,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.WatchEventsRequest, context: Context
     ) -> AsyncIterator[agent_pb2.WatchEventsResponse]:
         """From the sequence number asked for, then for ever."""
-        if request.agent_id and request.agent_id != self._journal.agent_id:
-            told = f"this is agent {self._journal.agent_id}, not {request.agent_id}: its journal was made anew"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
+        await self._refuse_another(request.agent_id, context)
         try:
             lease = _lease(request)
             await self._agent.obey(lease)
@@ -107,12 +105,19 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     async def AckEvents(self, request: agent_pb2.AckEventsRequest, context: Context) -> agent_pb2.AckEventsResponse:
         """Everything up to there is stored at the controller."""
+        await self._refuse_another(request.agent_id, context)
         try:
             await self._agent.obey(_lease(request))
             await self._agent.acknowledge(request.up_to_sequence)
         except FleetError as error:
             await _refuse(context, error)
         return agent_pb2.AckEventsResponse()
+
+    async def _refuse_another(self, agent_id: str, context: Context) -> None:
+        """Numbers of events mean nothing to another journal."""
+        if agent_id and agent_id != self._journal.agent_id:
+            told = f"this is agent {self._journal.agent_id}, not {agent_id}: its journal was made anew"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
 
     async def ReleaseAttempt(self, request: agent_pb2.ReleaseAttemptRequest, context: Context) -> agent_pb2.ReleaseAttemptResponse:
         """The files of an attempt need not be kept any longer."""

@@ -30,8 +30,8 @@ class Aftermath:
         for name in info.active_trials:
             attempt = await self._attempt(name)
             if attempt is not None and attempt.is_over:
-                log.info("%s: %s still runs and is over here (%s): it is ended", info.host, name, attempt.failure_class or "over")
-                await self._agent.cancel(*_key(name), "the controller had given this attempt up")
+                if await self._agent.cancel(*_key(name), "the controller had given this attempt up"):
+                    log.info("%s: %s still ran and is over here (%s): it is ended", info.host, name, attempt.failure_class or "over")
 
     async def release(self, info: AgentInfo, stored: int) -> None:
         """Let go of the files of attempts that are over, once all that was told of them is stored up to `stored`, and fetched."""

@@ -177,9 +177,9 @@ class AgentClient:
         except (aio.AioRpcError, asyncio.CancelledError) as error:
             raise self._translated(error) from error
 
-    async def acknowledge(self, up_to_sequence: int) -> None:
-        """Everything up to there is stored."""
-        request = pb.AckEventsRequest(up_to_sequence=up_to_sequence, lease=self._told_lease)
+    async def acknowledge(self, up_to_sequence: int, agent_id: str = "") -> None:
+        """Everything up to there of that agent's is stored. Raises Conflict when another agent answers."""
+        request = pb.AckEventsRequest(up_to_sequence=up_to_sequence, lease=self._told_lease, agent_id=agent_id)
         await self._asked(self._stub.AckEvents(request, timeout=_CALL_S))
 
     async def release(self, trial_id: str, attempt: int) -> None:

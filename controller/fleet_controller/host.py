@@ -193,6 +193,7 @@ class HostLine:
                     if info.takes_no_trials != before:
                         log.info("%s: %s", self.host, info.takes_no_trials or "takes trials again")
                         self._desk.board.tell()
+                    await self._aftermath.end_what_is_over(info)
                     await self._aftermath.release(info, self._stored)
             except FleetError as error:  # the line is looked after where events are followed
                 log.debug("%s: %s", self.host, error.message)
@@ -296,7 +297,7 @@ class HostLine:
         if not self.connected or not self._stored:
             return
         try:
-            await self.agent.acknowledge(self._stored)
+            await self.agent.acknowledge(self._stored, self._info.agent_id)
         except FleetError as error:  # the next event or the next connection makes up for it
             log.info("%s: events up to %d are stored and not acknowledged: %s", self.host, self._stored, error.message)
 

@@ -166,6 +166,17 @@ async def test_two_controllers_never_share_a_host_and_the_second_waits_for_the_f
         await eventually(one.fleet.hosts, lambda hosts: hosts[0].state == "connected")
 
 
+async def test_an_acknowledgement_meant_for_a_journal_that_is_gone_makes_the_new_one_forget_nothing(agent: RealAgent) -> None:
+    client = agent.client(1)
+    await client.start(SPEC)
+    await client.cancel(SPEC.trial_id, 1, "enough")
+    info = await eventually(client.describe, lambda info: not info.active_trials and info.last_sequence)
+    assert "its journal was made anew" in (await refused(client.acknowledge(info.last_sequence, "the one before"))).message
+    assert "has not stored" in (await refused(agent.client(1, "other").acknowledge(1))).message
+    await client.acknowledge(info.last_sequence, info.agent_id)
+    await agent.client(1, "other").acknowledge(1)
+
+
 async def test_a_controller_that_does_not_know_what_the_host_owes_another_does_not_make_it_forget(agent: RealAgent) -> None:
     first, other = agent.client(1, "first"), agent.client(1, "other")
     await first.start(SPEC)
