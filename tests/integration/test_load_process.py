@@ -206,6 +206,17 @@ async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leave
     assert not os.path.exists(recorded.temporary)  # noqa: ASYNC240 - nothing else runs here
 
 
+async def test_a_load_process_that_is_killed_leaves_nothing_also_when_nobody_asks_for_it_again(tmp_path: Path) -> None:
+    load = LoadProcess()
+    await load.start(tmp_path)
+    await load.wait_ready()
+    recorded = load.recorded
+    assert recorded
+    os.kill(recorded.session_id, signal.SIGKILL)
+    await until(lambda: not members(recorded.session_id) and not os.path.exists(recorded.temporary))
+    await load.stop()
+
+
 @pytest.mark.parametrize(("good", "told"), [(3, "started at try 3"), (4, "The current node timed out during startup.")])
 async def test_a_ray_that_needs_longer_than_its_own_limit_is_started_again_but_not_for_ever(tmp_path: Path, good: int, told: str) -> None:
     (tmp_path / "ray.py").write_text(SLOW_RAY.format(good=good))

@@ -176,13 +176,14 @@ class LoadProcess:
 
 
 async def _read(running: _Running) -> None:
-    """Hand each answer to whoever waits for it, until the process ends."""
+    """Hand each answer to whoever waits for it, until the process ends; then end what it left, also when nobody asks for it again."""
     assert running.process.stdout is not None
     while line := await running.process.stdout.readline():
         _take(running, json.loads(line))
     running.ended = True
     code = await running.process.wait()
     _fail_all(running, f"the load process ended with exit code {code}")
+    await end_leftover(running.recorded)
 
 
 async def _spawn(folder: Path, log: Path, cluster: Path | None) -> tuple[asyncio.subprocess.Process, str]:
