@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench check check-types check-rest fmt protos lock clean
+.PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench soak check check-types check-rest fmt protos lock clean
 bin := .venv/bin
 pins := pyproject.toml requirements/tools.txt tools/setup.sh
 
@@ -40,6 +40,9 @@ bench: .venv/installed-dev ## overheads of fleetctl and the agent, speed of diag
 	$(bin)/python benchmarks/overhead.py
 	$(bin)/python benchmarks/diagnose.py
 	$(bin)/python -m benchmarks.restart
+
+soak: .venv/installed-dev ## many short trials for SOAK_MINUTES (30): fails when memory, descriptors or disk grow beyond what is stored
+	$(bin)/python -m benchmarks.soak
 
 check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target check-types check-rest

@@ -52,7 +52,7 @@ class Agent:
 
     def __init__(self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics) -> None:
         self._artifact_root = folder / "artifacts"
-        self._shelf = Shelf(self._artifact_root)
+        self._shelf = Shelf(self._artifact_root, tools.kept_bytes)
         self._room = Room(folder)
         self._load_folder = folder / "load"
         self.load_parts = LoadParts(folder)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_agent.core.policy import Policy, ServerDefaults
+from fleet_agent.shelf import KEPT_BYTES
 from fleet_protos.errors import ConfigError
 from fleet_protos.identity import TlsFiles
 
@@ -63,6 +64,7 @@ class AgentConfig:
     policy: Policy = field(default_factory=Policy)
     server: ServerDefaults = field(default_factory=ServerDefaults)
     file: str = ""
+    kept_bytes: int = KEPT_BYTES  # of files of ended trials that the controller has too
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -269,6 +271,7 @@ def settle(options: argparse.Namespace) -> AgentConfig:
         "state": options.state,
         "gpus": options.gpus if options.gpus is None or options.gpus >= 0 else None,
         "simulated_gpus": options.simulated_gpus,
+        "kept_bytes": options.keep_files << 20,
         "metrics": options.metrics or (f"127.0.0.1:{options.metrics_port}" if options.metrics_port else ""),
     }
     config = replace(config, **{name: value for name, value in said.items() if value not in (None, "")})

@@ -19,6 +19,7 @@ from fleet_agent.load.process import LoadProcess
 from fleet_agent.ports import Ports
 from fleet_agent.preflight import preflight
 from fleet_agent.secrets import Secrets
+from fleet_agent.shelf import KEPT_BYTES
 from fleet_agent.starting import clear_up, prepare, secrets_of
 from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
 from fleet_protos import events as ev
@@ -38,6 +39,7 @@ class Tools:
     ports: Ports
     engines: Mapping[EngineKind, Engine]
     host: HostView = field(default_factory=HostView)
+    kept_bytes: int = KEPT_BYTES  # of files of ended trials that the controller has too
 
 
 @dataclass(slots=True)

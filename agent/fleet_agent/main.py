@@ -36,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--memory-back", type=float, default=30.0, metavar="SECONDS", help="time for GPU memory to be free (default: 30)")
     parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
     parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
+    text = "files of ended trials that stay here though the controller has them (default: 1024)"
+    parse.add_argument("--keep-files", type=int, default=1024, metavar="MIB", help=text)
     parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
     parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse

@@ -29,9 +29,10 @@ class Aftermath:
         """Cancel there what is over here: it was given up while the host was away."""
         for name in info.active_trials:
             attempt = await self._attempt(name)
-            if attempt is not None and attempt.is_over:
-                if await self._agent.cancel(*_key(name), "the controller had given this attempt up"):
-                    log.info("%s: %s still ran and is over here (%s): it is ended", info.host, name, attempt.failure_class or "over")
+            if attempt is None or not attempt.is_over:
+                continue
+            if await self._agent.cancel(*_key(name), "the controller had given this attempt up"):
+                log.info("%s: %s still ran and is over here (%s): it is ended", info.host, name, attempt.failure_class or "over")
 
     async def release(self, info: AgentInfo, stored: int) -> None:
         """Let go of the files of attempts that are over, once all that was told of them is stored up to `stored`, and fetched."""

@@ -149,8 +149,11 @@ class JobOnBoard:
         return self._left_s
 
 
+_KEPT_OVER = 16
+
+
 class Board:
-    """Jobs that are not over, and those that ended while this controller ran."""
+    """Jobs that are not over, and of those that ended while this controller ran the last 16: what is older is in the store alone."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobOnBoard] = {}
@@ -186,10 +189,17 @@ class Board:
             self._active[trial.spec.trial_id] = job
         else:
             self._active.pop(trial.spec.trial_id, None)
-        if job.is_over:
-            self._open.pop(job.row.job_id, None)
+        if job.is_over and job.row.job_id in self._open:
+            del self._open[job.row.job_id]
+            self._forget_the_oldest()
         self.tell()
         return trial
+
+    def _forget_the_oldest(self) -> None:
+        over = [job_id for job_id, job in self.jobs.items() if job.is_over]
+        for job_id in over[:-_KEPT_OVER]:
+            for node in self.jobs.pop(job_id).nodes:
+                del self._job_of[node]
 
     def place(self, specs: Iterable[TrialSpec]) -> None:
         """Trials, each node for itself, that have a host from here on."""

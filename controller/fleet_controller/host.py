@@ -271,6 +271,8 @@ class HostLine:
             trial = await self._desk.record(agent_id, self.host, event, self.agent.clock)
             if trial is not None:
                 self._take(event, trial)
+            elif isinstance(event.body, ev.EvidenceCollected | ev.RunFinished):  # of a job that is only in the store any more
+                self.files.owe(await self._desk.wanted_artifacts(agent_id))
             self._stored = event.sequence
             self._news.set()
 

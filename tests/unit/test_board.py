@@ -88,3 +88,17 @@ def test_a_look_tells_trials_that_a_cancel_ended_before_they_began() -> None:
     look(job, seen)
     job.cancel()
     assert {(status.phase, status.outcome) for status in look(job, seen).trials} == {(Phase.OVER, Outcome.CANCELLED)}
+
+
+def test_jobs_that_ended_long_ago_are_let_go_and_what_comes_of_them_later_is_harmless() -> None:
+    board = Board()
+    over = Attempt(1, phase=Phase.OVER, outcome=Outcome.OK)
+    for number in range(40):
+        board.put(replace(ROW, job_id=f"j{number}"), [Trial(TrialSpec(trial_id=f"t{number}", host="h"))])
+    board.change("t0", Attempt(1, phase=Phase.MEASURING))
+    for number in range(1, 40):
+        board.change(f"t{number}", over)
+    assert list(board.jobs) == ["j0", *(f"j{number}" for number in range(24, 40))]
+    assert board.change("t3", over) is None
+    assert board.job_of("t3") is None
+    assert [job.row.job_id for job in board.open_jobs] == ["j0"]

@@ -1,0 +1,276 @@
+"""Runs many short trials for a long time through a real controller and a real agent, and fails when something grows that should not.
+
+Samples what each process holds (memory, descriptors, threads) and what lies on the disks; after a warm-up it fits a line to each. Servers
+are simulated, so a trial takes seconds. `SOAK_MINUTES` (30) says how long. Prints a table; --json writes it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from fleet_controller.cli.remote import RemoteController
+from fleet_protos.errors import FleetError
+from fleet_protos.sockets import listen_address
+
+JOB = """\
+apiVersion: benchfleet/v1
+kind: Job
+name: soak
+model: {path: sim/kimi}
+engine: {kind: simulated, gpus: 8, args: {tp_size: 8}, stop_timeout: 5s, simulation: {time_scale: 20, seed: 3}}
+factors: {nccl: {default: {}, tuned: {env: {NCCL_PROTO: LL}}}}
+baseline: {nccl: default}
+workloads: {single: {concurrency: 1, requests: 1, prompts: builtin:chat, output_tokens: 400}}
+measure: {launches: 10, runs: {min: 2, max: 2}, seed: 1}
+"""
+SAMPLE_S = 5.0
+WARM_UP_SHARE = 0.3  # Ray, imports and caches settle in it
+KEPT_MIB = 8
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much a figure may grow after the warm-up: so much once, and so much for each trial, which is what is stored of it."""
+
+    once: float
+    a_trial: float = 0.0
+    unit: str = "MiB"
+
+    def allows(self, trials: int) -> float:
+        """In the figure's own unit."""
+        return self.once + self.a_trial * trials
+
+
+# Memory of a controller holds its last jobs and one state a trial; its disk holds everything. An agent keeps what fits into its budget.
+LIMITS = {
+    "agent memory": Limit(8, 0.005),
+    "agent descriptors": Limit(4, unit=""),
+    "agent threads": Limit(4, unit=""),
+    "agent disk": Limit(KEPT_MIB + 8),
+    "load memory": Limit(40, 0.02),
+    "load processes": Limit(1, unit=""),
+    "load disk": Limit(8, 0.01),
+    "controller memory": Limit(8, 0.03),
+    "controller descriptors": Limit(4, unit=""),
+    "controller threads": Limit(4, unit=""),
+    "controller disk": Limit(4, 0.25),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything at one moment; `trials` are those that had ended by then."""
+
+    at_s: float
+    trials: int
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure over the time after the warm-up: the line through it."""
+
+    name: str
+    first: float
+    last: float
+    growth: float
+    allowed: float
+    unit: str
+
+    @property
+    def holds(self) -> bool:
+        """It grew no more than it may."""
+        return self.growth <= self.allowed
+
+
+@dataclass
+class Soak:
+    """The processes, and what was seen of them."""
+
+    folder: Path
+    agent: subprocess.Popen[bytes]
+    controller: subprocess.Popen[bytes]
+    samples: list[Sample] = field(default_factory=list)
+    trials: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Take a sample; a moment at which a server runs is as good as any."""
+        agent, controller = psutil.Process(self.agent.pid), psutil.Process(self.controller.pid)
+        load = [process for process in agent.children(recursive=True) if _is_load(process)]
+        figures = {
+            "agent memory": _memory(agent),
+            "agent descriptors": agent.num_fds(),
+            "agent threads": agent.num_threads(),
+            "agent disk": _disk(self.folder / "agent"),
+            "load memory": sum(map(_memory, load)),
+            "load processes": len(load),
+            "load disk": _disk(self.folder / "tmp"),
+            "controller memory": _memory(controller),
+            "controller descriptors": controller.num_fds(),
+            "controller threads": controller.num_threads(),
+            "controller disk": _disk(self.folder / "controller"),
+        }
+        self.samples.append(Sample(time.monotonic(), self.trials, figures))
+
+
+def _is_load(process: psutil.Process) -> bool:
+    """Of the load process and of Ray below it; servers come and go."""
+    try:
+        return not any("fleet_agent.engines" in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _memory(process: psutil.Process) -> float:
+    """MiB that it has written: other programs that map the same files do not change it."""
+    try:
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous:")) / 1024
+
+
+def _disk(folder: Path) -> float:
+    """MiB that its files take."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(Path(place) / name).st_blocks * 512
+            except OSError:
+                continue
+    return total / MIB
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[tuple[Soak, RemoteController]]:
+    """A controller and an agent of its own, which end with the block."""
+    (folder / "tmp").mkdir()
+    env = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    state, door = folder / "agent", listen_address(folder / "controller", "controller")
+    flags = ("--state", str(state), "--host-name", "soak", "--gpus", "0", "--keep-files", str(KEPT_MIB))
+    agent = _start(folder / "agent.log", env, "fleet_agent.main", *flags)
+    address = listen_address(state, "agent")
+    controller = _start(folder / "controller.log", env, "fleet_controller.main", "--state", str(folder / "controller"), "--agent", address)
+    try:
+        async with RemoteController(door) as remote:
+            await _connected(remote)
+            yield Soak(folder, agent, controller), remote
+    finally:
+        for process in (controller, agent):
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=120)
+
+
+def _start(log: Path, env: dict[str, str], module: str, *flags: str) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen([sys.executable, "-m", module, *flags], stdout=output, stderr=output, env=env, start_new_session=True)
+
+
+async def _connected(remote: RemoteController) -> None:
+    for _ in range(600):
+        try:
+            if (await remote.hosts())[0].state == "connected":
+                return
+        except FleetError:
+            pass
+        await asyncio.sleep(0.1)
+    raise SystemExit("the controller or the agent did not start: see their logs")
+
+
+async def work(soak: Soak, remote: RemoteController, until_s: float) -> None:
+    """One job after the other."""
+    while time.monotonic() < until_s:
+        job_id, before = await remote.submit(JOB, "soak.yaml"), soak.trials
+        async for change in remote.watch(job_id):
+            soak.trials = before + change.job.trials_over
+            if time.monotonic() >= until_s and not change.job.is_over:
+                await remote.cancel(job_id)
+        trials = (await remote.job(job_id)).trials  # a run that a gate voided is a busy machine's, and no failure of ours
+        failed = [trial for trial in trials if trial.outcome.name == "FAILED" and trial.kind.name != "GATE_VOIDED"]
+        soak.failures += [f"{trial.trial_id}: {trial.failure_class}: {trial.message}" for trial in failed]
+
+
+async def watched(soak: Soak, remote: RemoteController, seconds: float) -> None:
+    """Work, and look every few seconds."""
+    until_s = time.monotonic() + seconds
+    async with asyncio.TaskGroup() as tasks:
+        working = tasks.create_task(work(soak, remote, until_s))
+        while not working.done():
+            await asyncio.to_thread(soak.look)
+            await asyncio.wait({working}, timeout=SAMPLE_S)
+
+
+def rows_of(samples: Sequence[Sample]) -> list[Row]:
+    """The line through each figure, from the end of the warm-up on. Empty when too little was seen."""
+    began_s, ended_s = samples[0].at_s, samples[-1].at_s
+    steady = [sample for sample in samples if sample.at_s >= began_s + WARM_UP_SHARE * (ended_s - began_s)]
+    if len(steady) < 8:
+        return []
+    trials = steady[-1].trials - steady[0].trials
+    times = [sample.at_s for sample in steady]
+    return [_row(name, limit, times, [sample.figures[name] for sample in steady], trials) for name, limit in LIMITS.items()]
+
+
+def _row(name: str, limit: Limit, times: list[float], values: list[float], trials: int) -> Row:
+    slope, start = statistics.linear_regression(times, values)
+    first, last = start + slope * times[0], start + slope * times[-1]
+    return Row(name, first, last, last - first, limit.allows(trials), limit.unit)
+
+
+def told(soak: Soak, rows: Sequence[Row], seconds: float) -> str:
+    """The table."""
+    head = f"{soak.trials} trials in {seconds / 60:.1f} min, {len(soak.failures)} failed; after the first {WARM_UP_SHARE:.0%}:"
+    lines = [head, "", f"{'':<24}{'at first':>12}{'at last':>12}{'growth':>12}{'allowed':>12}"]
+    for row in rows:
+        numbers = "".join(f"{value:>12.2f}" for value in (row.first, row.last, row.growth, row.allowed))
+        lines.append(f"{row.name:<24}{numbers} {row.unit}{'' if row.holds else '   GROWS'}")
+    return "\n".join(lines)
+
+
+async def soak(minutes: float, place: Path) -> tuple[Soak, list[Row], float]:
+    """All of it. The logs stay in `place` until its maker removes them."""
+    began_s = time.monotonic()
+    async with running(place) as (seen, remote):
+        await watched(seen, remote, minutes * 60)
+    return seen, rows_of(seen.samples), time.monotonic() - began_s
+
+
+def main(folder: Callable[[], tempfile.TemporaryDirectory[str]] = tempfile.TemporaryDirectory) -> int:
+    """1 when something grew, or a trial failed."""
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--minutes", type=float, default=float(os.environ.get("SOAK_MINUTES") or 30))
+    parse.add_argument("--json", type=Path, default=None, help="write the figures there too")
+    options = parse.parse_args()
+    with folder() as name:
+        seen, rows, seconds = asyncio.run(soak(options.minutes, Path(name)))
+        print(told(seen, rows, seconds))
+        grew = [row.name for row in rows if not row.holds]
+        print("\n".join(seen.failures))
+    if options.json:
+        figures = [{"at_s": sample.at_s - seen.samples[0].at_s, "trials": sample.trials, **sample.figures} for sample in seen.samples]
+        report = {"minutes": options.minutes, "trials": seen.trials, "failures": seen.failures, "rows": list(map(asdict, rows))}
+        options.json.write_text(json.dumps({**report, "samples": figures}, indent=1))
+    print("nothing grows beyond what is stored" if not grew else f"GROWS: {', '.join(grew)}")
+    return int(bool(grew) or bool(seen.failures) or not rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
