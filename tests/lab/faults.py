@@ -157,8 +157,8 @@ def _go_on(site: Site) -> None:
     site.revive()
 
 
-def set_clock(site: Site, seconds: float) -> None:
-    """The agent starts anew with a clock that is wrong by so much, as after a reboot without a time server; 0: right again."""
+def _set_clock(site: Site, seconds: float) -> None:
+    """The agent starts anew with a clock that is wrong by so much, as after a reboot without a time server."""
     site.host.skew_clock(seconds)
     site.agent.stop()
     site.revive()
@@ -182,7 +182,7 @@ HANG_SERVER = Fault("server hangs", lambda site: kill(servers_of(site.host), sig
 SILENT_HOST = Fault("host not heard", _wired(lambda site: site.fleet.lab.silence(site.host, CONTROLLER)), _heal)
 DEAF_HOST = Fault("host hears nothing", _wired(lambda site: site.fleet.lab.silence(CONTROLLER, site.host)), _heal)
 SLOW = Fault("slow wire", _wired(lambda site: site.host.slow("256kbit")), _heal)
-AHEAD = Fault("clock 1 h ahead", _after(lambda site: set_clock(site, SKEW_S)))
-BEHIND = Fault("clock 1 h behind", _after(lambda site: set_clock(site, -SKEW_S)))
+AHEAD = Fault("clock 1 h ahead", _after(lambda site: _set_clock(site, SKEW_S)))
+BEHIND = Fault("clock 1 h behind", _after(lambda site: _set_clock(site, -SKEW_S)))
 
 ALL = (*MATRIX, STOP_AGENT, KILL_LOAD, HANG_SERVER, SILENT_HOST, DEAF_HOST, SLOW, AHEAD, BEHIND)
