@@ -27,7 +27,7 @@ test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (firs
 
 test-lab: .venv/installed-dev ## tests on lab hosts: real ssh, real networks, real faults on this machine (as root)
 	@tools/lab_programs.sh
-	$(bin)/pytest -m lab -rs tests/lab
+	$(bin)/pytest --numprocesses 2 --dist loadfile -m lab -rs tests/lab
 
 lab: .venv/installed-dev ## lab hosts to try things on by hand, until Ctrl-C or make lab-down (HOSTS=3 SYSTEMD=0 VENV=0)
 	@tools/lab_programs.sh

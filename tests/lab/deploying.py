@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.lab.hosts import LabHost
 
-TOGETHER_S = 180.0
+TOGETHER_S = 420.0
 FOREIGN = ("BENCHFLEET_FLEET", "BENCHFLEET_STATE", "BENCHFLEET_TRUST", "SSH_AUTH_SOCK", "DISPLAY")
 
 
