@@ -77,7 +77,8 @@ def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
 def _sqlite(path: Path, read_only: bool) -> Engine:
     if read_only:
         if not path.exists():
-            raise ConfigError(f"there is no store at {path}", "run a job first: `fleetctl run JOB`; or begin a controller that takes jobs: `fleetctl up`")
+            hint = "run a job first: `fleetctl run JOB`; or begin a controller that takes jobs: `fleetctl up`"
+            raise ConfigError(f"there is no store at {path}", hint)
         engine = create_engine(URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}))
     else:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
