@@ -141,7 +141,7 @@ def test_show_and_ls_agree_that_it_is_done(finished: Finished) -> None:
     (job,) = bench.json("ls")["jobs"]
     detail = bench.json("show", job["id"])
     assert (job["state"], detail["state"], job["trials"], job["trials_over"]) == ("done", "done", 4, 4)
-    keys = ["id", "variant", "host", "block", "attempt", "phase", "outcome", "failure_class"]
+    keys = ["id", "variant", "host", "block", "attempt", "phase", "outcome", "failure_class", "message", "nodes"]
     assert all(list(trial) == keys for trial in detail["trials"])
     assert {(trial["phase"], trial["outcome"], trial["failure_class"]) for trial in detail["trials"]} == {("over", "ok", "")}
 
