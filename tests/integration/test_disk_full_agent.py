@@ -62,7 +62,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> SmallDisk:
 @pytest.fixture(scope="module")
 def line(disk: SmallDisk) -> Iterator[Line]:
     with agent_on(disk, disk.folder.parent) as line:
-        assert over(line.see(trial())).outcome is Outcome.OK
+        line.see(trial())  # Ray starts once
         yield line
 
 
