@@ -20,9 +20,10 @@ from tests.lab.fleet import LOG_END, STATE, LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
 from tests.lab.report import show, table
-from tests.lab.trials import HostJournal, Late, attempts, ends, phase_at, submit, trouble_with, wait_over
+from tests.lab.trials import LOADS_AT_ONCE, HostJournal, Late, attempts, ends, phase_at, start_loads, submit, trouble_with, wait_over
 
 HOSTS = 7
+STARTS_LOAD = 2  # weight of a cell
 PHASES = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
 TRIES = 8  # a fault that came too late for its phase is tried again; a phase is never waited for by time
 ATTEMPT_S = 150.0
@@ -110,10 +111,10 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[str, Cell]:
     places = sites(fleet)
     for site in places:
         give_secrets(site)
+    start_loads(places)
     of_controller = [cell for cell in CELLS if cell.fault is faults.KILL_CONTROLLER]
     of_hosts = [cell for cell in CELLS if cell.fault is not faults.KILL_CONTROLLER]
-    of_hosts.sort(key=lambda cell: -weight(cell))
-    cells = [*play_all(of_controller, places), *play_all(of_hosts, places)]
+    cells = [*play_all(Turns(of_controller), places), *play_all(Turns(of_hosts), places)]
     found = {cell.name: cell for cell in cells}
     show(pytestconfig, told(found, time.monotonic() - began_s))
     return found
@@ -133,23 +134,46 @@ def weight(cell: Cell) -> int:
     The lightest leave a host without a Ray, which nobody then misses.
     """
     if cell.fault in (faults.KILL_AGENT, faults.POWER_OFF):
-        return 2 if cell.phase in RETRIED[cell.fault] else 0
+        return STARTS_LOAD if cell.phase in RETRIED[cell.fault] else 0
     return 3 if cell.fault is faults.CUT_60 else 1
 
 
-def play_all(cells: Sequence[Cell], places: Sequence[Site]) -> list[Cell]:
+class Turns:
+    """Which cell is played next: the heavier the earlier, and few at once that start a Ray anew."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._waiting = sorted(cells, key=lambda cell: -weight(cell))
+        self._starting = 0
+        self._changed = threading.Condition()
+
+    def take(self) -> Cell | None:
+        """The next one, once it may begin; None when all were taken."""
+        with self._changed:
+            while self._waiting:
+                may_begin = (cell for cell in self._waiting if weight(cell) != STARTS_LOAD or self._starting < LOADS_AT_ONCE)
+                if (cell := next(may_begin, None)) is not None:
+                    self._waiting.remove(cell)
+                    self._starting += weight(cell) == STARTS_LOAD
+                    return cell
+                self._changed.wait()
+            return None
+
+    def done(self, cell: Cell) -> None:
+        """It was played."""
+        with self._changed:
+            self._starting -= weight(cell) == STARTS_LOAD
+            self._changed.notify_all()
+
+
+def play_all(turns: Turns, places: Sequence[Site]) -> list[Cell]:
     """Each cell on the host that is free first."""
-    waiting = iter(cells)
-    turn = threading.Lock()
 
     def work(site: Site) -> list[Cell]:
         done: list[Cell] = []
-        while True:
-            with turn:
-                cell = next(waiting, None)
-            if cell is None:
-                return done
+        while (cell := turns.take()) is not None:
             done.append(play(cell, site))
+            turns.done(cell)
+        return done
 
     with ThreadPoolExecutor(len(places)) as pool:
         return [cell for done in pool.map(work, places) for cell in done]

@@ -29,7 +29,7 @@ from tests.lab.fleet import CALL_S, LOG_END, LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
 from tests.lab.report import show, table
-from tests.lab.trials import HostJournal, attempts, ends, steady, submit, trouble_with, wait_over
+from tests.lab.trials import HostJournal, attempts, ends, start_loads, steady, submit, trouble_with, wait_over
 
 HOSTS = 5
 MOMENTS = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
@@ -125,6 +125,8 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[int, Course]
     """All sequences, side by side on as many hosts."""
     began_s = time.monotonic()
     fleet.up(min(HOSTS, len(seeds())))
+    places = sites(fleet)
+    start_loads(places)
     waiting, turn = iter(seeds()), threading.Lock()
 
     def work(site: Site) -> list[Course]:
@@ -136,8 +138,8 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[int, Course]
                 return done
             done.append(play(drawn(seed), site))
 
-    with ThreadPoolExecutor(len(fleet.agents)) as pool:
-        found = {sequence.seed: sequence for done in pool.map(work, sites(fleet)) for sequence in done}
+    with ThreadPoolExecutor(len(places)) as pool:
+        found = {sequence.seed: sequence for done in pool.map(work, places) for sequence in done}
     show(pytestconfig, listed([found[seed] for seed in sorted(found)], time.monotonic() - began_s))
     return found
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event as Pause
 from typing import TypeVar
@@ -30,6 +31,29 @@ PAUSE_S = 0.1
 SETTLE_S = 30.0
 OVER_S = 240.0
 T = TypeVar("T")
+
+
+LOADS_AT_ONCE = 2  # Ray gives its own start 30 s, and one takes ten seconds of a processor
+FIRST_JOB = """\
+apiVersion: benchfleet/v1
+kind: Job
+name: first
+model: {{path: sim/kimi}}
+engine: {{kind: simulated, gpus: 8, args: {{tp_size: 8}}, simulation: {{time_scale: 100}}}}
+workloads: {{single: {{concurrency: 1, requests: 1, prompts: builtin:chat, output_tokens: 10}}}}
+measure: {{launches: 1, runs: {{min: 1, max: 1}}, warmup: 1}}
+hosts: {{names: [{host}]}}
+"""
+
+
+def start_loads(places: Sequence[Site]) -> None:
+    """Let each host run a short job, so that its load process is up; a few at a time."""
+
+    def begin(site: Site) -> None:
+        wait_over(site.fleet, submit(site.fleet, FIRST_JOB.format(host=site.host.name), f"first {site.host.name}"))
+
+    with ThreadPoolExecutor(LOADS_AT_ONCE) as pool:
+        list(pool.map(begin, places))
 
 
 class Late(Exception):
