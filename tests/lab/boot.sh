@@ -11,6 +11,7 @@ make_root
 mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 tmpfs "$root/run" && mkdir -p "$root/run/sshd" "$root/run/lock"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+share
 mount --rbind /dev "$root/dev"
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$root/dev/pts"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"

@@ -12,6 +12,10 @@ make_root() {
   done
   mount --bind "$disk/root" "$root/root"
   mount --bind "$disk/home" "$root/home"
+}
+
+share() { # after all that would cover it: a checkout may lie below /tmp
+  local path
   for path in $LAB_SHARE; do
     mkdir -p "$root$path"
     mount --bind "$path" "$root$path" && mount -o remount,bind,ro "$root$path"

@@ -11,5 +11,6 @@ for tree in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do # a
   mkdir -p "$tree/$LAB_GROUP" && echo $$ >"$tree/$LAB_GROUP/cgroup.procs"
 done
 make_root
+share
 exec systemd-nspawn --quiet --boot --register=no --keep-unit --console=pipe --directory="$root" --machine="$LAB_NAME" --hostname="$LAB_NAME" \
   --network-namespace-path="$LAB_NETWORK" --resolv-conf=off --timezone=off --link-journal=no
