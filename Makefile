@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench soak check check-types check-rest fmt protos lock clean
 bin := .venv/bin
+LAB ?= tests/lab
 pins := pyproject.toml requirements/tools.txt tools/setup.sh
 
 help: ## list the targets
@@ -16,7 +17,7 @@ demo: .venv/installed-run ## run examples/demo.yaml on simulated servers, to its
 
 test: .venv/installed-dev ## all tests but those on a real SGLang and on lab hosts
 	@tools/test_programs.sh
-	$(bin)/pytest --numprocesses 2 --dist loadfile -m "not real_sglang and not lab"
+	@tools/tests.sh -m "not real_sglang and not lab"
 
 test-unit: .venv/installed-dev ## the pure parts only: seconds
 	$(bin)/pytest tests/unit
@@ -25,9 +26,9 @@ test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (firs
 	$(bin)/python tests/real_sglang/environment.py
 	$(bin)/pytest -m real_sglang tests/real_sglang
 
-test-lab: .venv/installed-dev ## tests on lab hosts: real ssh, real networks, real faults on this machine (as root)
+test-lab: .venv/installed-dev ## tests on lab hosts: real ssh, real networks, real faults on this machine (as root; LAB=FILES for some)
 	@tools/lab_programs.sh
-	$(bin)/pytest --numprocesses 2 --dist loadfile -m lab -rs tests/lab
+	@tools/tests.sh -m lab -rs $(LAB)
 
 lab: .venv/installed-dev ## lab hosts to try things on by hand, until Ctrl-C or make lab-down (HOSTS=3 SYSTEMD=0 VENV=0)
 	@tools/lab_programs.sh
