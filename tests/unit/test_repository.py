@@ -72,10 +72,12 @@ def test_each_example_lints_without_errors_and_warnings(example: Path) -> None:
     assert (done.returncode, serious) == (0, [])
 
 
-def test_the_job_in_the_readme_lints_without_errors_and_warnings(tmp_path: Path) -> None:
-    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    (tmp_path / "job.yaml").write_text(block)
-    done = fleetctl("lint", str(tmp_path / "job.yaml"), "--json")
+@pytest.mark.parametrize("kind", ["Job", "Fleet"])
+def test_the_files_in_the_readme_lint_without_errors_and_warnings(kind: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    [block] = [block for block in blocks if f"kind: {kind}\n" in block]
+    (tmp_path / "file.yaml").write_text(block)
+    done = fleetctl("lint", str(tmp_path / "file.yaml"), "--json")
     serious = [finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"]
     assert (done.returncode, serious) == (0, [])
 
