@@ -40,7 +40,7 @@ BLAMED: Mapping[str, Set[Fault]] = {  # what a failure of that class may come fr
     "agent_restarted": RESTARTS,
     "killed": {faults.KILL_SERVER},
     "load_failed": {faults.KILL_LOAD, faults.KILL_LOAD_TASK, faults.DISK_FULL},
-    **dict.fromkeys(("disk_full", "journal_failed", "preflight_disk", "launch_failed"), {faults.DISK_FULL}),
+    **{key: {faults.DISK_FULL} for key in ("disk_full", "journal_failed", "preflight_disk", "launch_failed")},
 }
 JOB = """\
 apiVersion: benchfleet/v1
