@@ -128,7 +128,7 @@ class TrialRunner:
         An agent that stops meanwhile leaves it to the next one, which finds the trial unfinished and ends it.
         """
         told = ""
-        while True:
+        while not _is_being_ended():
             try:
                 await self._record(over, self.trial, 0)
                 return
@@ -141,6 +141,12 @@ class TrialRunner:
                     body, _ = await self._inbox.queue.get()
                     if isinstance(body, ev.AgentRestarted):
                         return
+
+
+def _is_being_ended() -> bool:
+    """The agent ends. A task group that was broken before may have swallowed the cancel itself (Python 3.11 and 3.12)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _ending(reason: Exception) -> fx.CloseTrial:
