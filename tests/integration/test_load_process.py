@@ -42,14 +42,21 @@ async def main():
 asyncio.run(main())
 """
 
-SLOW_RAY = """
-starts = []
-def init(**_):
-    starts.append(None)
-    if len(starts) < {good}:
-        raise Exception("The current node timed out during startup.")
-def shutdown(): ...
-"""
+SLOW_RAY = {
+    "__init__.py": "starts = []\ndef init(*_, **__): ...\ndef shutdown(): ...\n",
+    "_private/__init__.py": "",
+    "_private/parameter.py": "class RayParams:\n    def __init__(self, **_): ...\n",
+    "_private/node.py": """
+import ray
+class Node:
+    gcs_address = ""
+    def __init__(self, *_, **__):
+        ray.starts.append(None)
+        if len(ray.starts) < {good}:
+            raise Exception("The current node timed out during startup.")
+    def kill_all_processes(self, **_): ...
+""",
+}
 STARTED = """
 from fleet_agent.load.ray_session import RaySession
 session = RaySession()
@@ -219,7 +226,10 @@ async def test_a_load_process_that_is_killed_leaves_nothing_also_when_nobody_ask
 
 @pytest.mark.parametrize(("good", "told"), [(3, "started at try 3"), (4, "The current node timed out during startup.")])
 async def test_a_ray_that_needs_longer_than_its_own_limit_is_started_again_but_not_for_ever(tmp_path: Path, good: int, told: str) -> None:
-    (tmp_path / "ray.py").write_text(SLOW_RAY.format(good=good))
+    for name, text in SLOW_RAY.items():
+        path = tmp_path / "ray" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("{good}", str(good)))
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", STARTED, stdout=asyncio.subprocess.PIPE, env=env)
     output, _ = await process.communicate()

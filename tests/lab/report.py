@@ -1,12 +1,22 @@
-"""Owns how what a lab test found is shown: past pytest's capture, and at the end of the file that $LAB_REPORT names. Judges nothing."""
+"""Owns how what a lab test found is shown: past pytest's capture, and at the end of the file that $LAB_REPORT names. Judges nothing.
+
+Also which parameters of a test were chosen, where one fixture does the work of all of them.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def chosen(session: pytest.Session, parameter: str) -> set[Any]:
+    """The values of `parameter` for which this session runs tests."""
+    calls = [item.callspec for item in session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    return {call.params[parameter] for call in calls if parameter in call.params}
 
 
 def show(config: pytest.Config, text: str) -> None:

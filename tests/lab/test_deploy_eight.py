@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.lab.deploying import Desk, agents_of
 from tests.lab.lab import Lab
 
-FIRST_S, AGAIN_S, AGAIN_A_HOST_S = 90.0, 10.0, 2.0
+FIRST_S, AGAIN_S, AGAIN_A_HOST_S, FETCHED_S = 90.0, 10.0, 2.0, 60.0
 JOB = """\
 apiVersion: benchfleet/v1
 kind: Job
@@ -57,6 +57,18 @@ def verdicts(desk: Desk) -> dict[str, str]:
     return {row["host"]: row["verdict"] for row in rows if row["variant"] == "nccl=tuned" and row["metric"] == "output_tok_s"}
 
 
+def undeploy(desk: Desk) -> dict[str, str]:
+    """Host → what came of it. A host whose files the controller still fetches refuses, and is asked again."""
+    states: dict[str, str] = {}
+    end_s = time.monotonic() + FETCHED_S
+    while True:
+        told = desk.results("undeploy", *(host for host in desk.hosts if states.get(host, "failed") == "failed"))
+        states |= {host: result["state"] for host, result in told.items()}
+        if "failed" not in states.values() or time.monotonic() > end_s:
+            print({host: result.get("message") for host, result in told.items() if result["state"] == "failed"})
+            return states
+
+
 def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_measured_to_the_verdict(lab: Lab, tmp_path: Path) -> None:
     hosts, desk = lab.hosts(8), Desk(tmp_path)
     for host in hosts:
@@ -72,16 +84,16 @@ def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_mea
     began = time.monotonic()
     with controller(desk):
         told = verdicts(desk)
-    job_s = time.monotonic() - began
-    began = time.monotonic()
-    removed = desk.results("undeploy")
+        job_s = time.monotonic() - began
+        began = time.monotonic()
+        removed = undeploy(desk)
     print(f"eight hosts: {first_s:.1f} s from nothing, {again_s:.1f} s again (slowest host {slowest_s:.2f} s), "
           f"{job_s:.1f} s a job on every host, "
           f"{time.monotonic() - began:.1f} s undeploy; machine {busy:.1f} times its cores busy")  # fmt: skip
     assert [result["state"] for result in first.values()] == ["changed"] * 8, first
     assert [result["state"] for result in second.values()] == ["unchanged"] * 8, second
     assert sorted(told) == sorted(host.name for host in hosts) and all(told.values()), told
-    assert [result["state"] for result in removed.values()] == ["removed"] * 8, removed
+    assert list(removed.values()) == ["removed"] * 8, removed
     assert [agents_of(host) for host in hosts] == [[]] * 8
     assert first_s < FIRST_S * busy
     assert again_s < AGAIN_S * stretch()

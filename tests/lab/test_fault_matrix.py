@@ -19,7 +19,7 @@ from tests.lab.faults import MATRIX, Fault, Site, sites
 from tests.lab.fleet import LOG_END, STATE, LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
-from tests.lab.report import show, table
+from tests.lab.report import chosen, show, table
 from tests.lab.trials import LOADS_AT_ONCE, HostJournal, Late, attempts, ends, phase_at, start_loads, submit, trouble_with, wait_over
 
 HOSTS = 7
@@ -104,19 +104,20 @@ def fleet(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[str, Cell]:
-    """All cells by name. Faults of the controller strike all hosts, so those cells are played by themselves; hosts share the others."""
+def played(fleet: LabFleet, request: pytest.FixtureRequest) -> Mapping[str, Cell]:
+    """Those cells by name whose tests were chosen. Faults of the controller strike all hosts: those cells have the hosts for themselves."""
     began_s = time.monotonic()
-    fleet.up(HOSTS)
+    names = chosen(request.session, "name")
+    cells = [cell for cell in CELLS if cell.name in names]
+    fleet.up(min(HOSTS, len(cells)))
     places = sites(fleet)
     for site in places:
         give_secrets(site)
     start_loads(places)
-    of_controller = [cell for cell in CELLS if cell.fault is faults.KILL_CONTROLLER]
-    of_hosts = [cell for cell in CELLS if cell.fault is not faults.KILL_CONTROLLER]
-    cells = [*play_all(Turns(of_controller), places), *play_all(Turns(of_hosts), places)]
-    found = {cell.name: cell for cell in cells}
-    show(pytestconfig, told(found, time.monotonic() - began_s))
+    of_controller = [cell for cell in cells if cell.fault is faults.KILL_CONTROLLER]
+    of_hosts = [cell for cell in cells if cell.fault is not faults.KILL_CONTROLLER]
+    found = {cell.name: cell for turns in (of_controller, of_hosts) for cell in play_all(Turns(turns), places)}
+    show(request.config, told(found, time.monotonic() - began_s))
     return found
 
 
@@ -181,11 +182,12 @@ def play_all(turns: Turns, places: Sequence[Site]) -> list[Cell]:
 
 def told(found: Mapping[str, Cell], took_s: float) -> str:
     """The table, and its sums."""
-    rows = [[fault.name, *(found[Cell(fault, phase).name].short for phase in PHASES)] for fault in MATRIX]
+    shown = {name: cell.short for name, cell in found.items()}
+    rows = [[fault.name, *(shown.get(Cell(fault, phase).name, "") for phase in PHASES)] for fault in MATRIX]
     good = sum(not cell.trouble for cell in found.values())
     late = sum(cell.late for cell in found.values())
     attempts = sum(len(cell.ends) for cell in found.values())
-    sums = f"{good} of {len(CELLS)} cells hold, {attempts} attempts, {late} faults came too late and were repeated, {took_s:.0f} s"
+    sums = f"{good} of {len(found)} cells hold, {attempts} attempts, {late} faults came too late and were repeated, {took_s:.0f} s"
     failed = [f"{cell.name} on {cell.host}: {'; '.join(cell.trouble)}" for cell in found.values() if cell.trouble]
     return "\n".join([table(["fault", *(phase.name.lower() for phase in PHASES)], rows), sums, *failed])
 

@@ -28,7 +28,7 @@ from tests.lab.faults import ALL, Fault, Site, sites
 from tests.lab.fleet import CALL_S, LOG_END, LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
-from tests.lab.report import show, table
+from tests.lab.report import chosen, show, table
 from tests.lab.trials import HostJournal, attempts, ends, start_loads, steady, submit, trouble_with, wait_over
 
 HOSTS = 5
@@ -120,13 +120,14 @@ def fleet(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[int, Course]:
-    """All sequences, side by side on as many hosts."""
+def played(fleet: LabFleet, request: pytest.FixtureRequest) -> Mapping[int, Course]:
+    """Those sequences whose tests were chosen, side by side on as many hosts."""
     began_s = time.monotonic()
-    fleet.up(min(HOSTS, len(seeds())))
+    wanted = sorted(chosen(request.session, "seed"))
+    fleet.up(min(HOSTS, len(wanted)))
     places = sites(fleet)
     start_loads(places)
-    waiting, turn = iter(seeds()), threading.Lock()
+    waiting, turn = iter(wanted), threading.Lock()
 
     def work(site: Site) -> list[Course]:
         done: list[Course] = []
@@ -139,7 +140,7 @@ def played(fleet: LabFleet, pytestconfig: pytest.Config) -> Mapping[int, Course]
 
     with ThreadPoolExecutor(len(places)) as pool:
         found = {sequence.seed: sequence for done in pool.map(work, places) for sequence in done}
-    show(pytestconfig, listed([found[seed] for seed in sorted(found)], time.monotonic() - began_s))
+    show(request.config, listed([found[seed] for seed in sorted(found)], time.monotonic() - began_s))
     return found
 
 

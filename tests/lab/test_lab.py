@@ -24,6 +24,7 @@ from tests.lab.programs import LabTrouble, variables
 
 SSH_PORT = 22
 CONNECT_S = 0.7
+HEALED_S = 20.0
 FOLDERS = ("/var", "/root", "/home/bench")  # on a host's disk
 
 
@@ -124,7 +125,7 @@ def test_a_cut_host_is_unreachable_until_it_is_healed(hosts: list[LabHost]) -> N
     assert not answers(one) and not reaches(other, one.address)
     assert answers(other)
     one.heal()
-    assert answers(one) and reaches(other, one.address)
+    wait_until(lambda: answers(one) and reaches(other, one.address), HEALED_S, "the host is reached again")
 
 
 def test_a_power_off_leaves_the_disk_and_nothing_else(hosts: list[LabHost]) -> None:

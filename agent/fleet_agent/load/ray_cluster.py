@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from fleet_agent.load.cluster import Files, Part, settings
-from fleet_agent.load.ray_session import OBJECT_STORE_BYTES, SETTINGS
+from fleet_agent.load.ray_session import SETTINGS, end_node, start_node
 from fleet_agent.load.temporary import temporary_folder
 
 
@@ -43,11 +43,9 @@ class RayNode:
         os.environ.update(settings(self.part, self._files))
         self.temporary = self.temporary or temporary_folder()
         import ray  # here, because it reads its settings from the environment when imported
-        from ray._private.node import Node
-        from ray._private.parameter import RayParams
 
         try:
-            self._node = Node(RayParams(**self._parameters()), head=self.is_lead, shutdown_at_exit=False, spawn_reaper=False)
+            self._node = start_node(self._parameters(), head=self.is_lead, reaper=False)
             if self.is_lead:
                 address = self.part.address
                 ray.init(self.part.lead_address, _node_ip_address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -63,7 +61,7 @@ class RayNode:
             self._ray.shutdown()
             self._ray = None
         if self._node is not None:
-            self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+            end_node(self._node)
             self._node = None
         if self.temporary:
             shutil.rmtree(self.temporary, ignore_errors=True)
@@ -76,10 +74,5 @@ class RayNode:
             "node_ip_address": self.part.address,
             "node_name": self.part.host,
             "num_cpus": self.part.cores,
-            "num_gpus": 0,
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "include_dashboard": False,
-            "include_log_monitor": False,
-            "no_monitor": True,
             "temp_dir": os.path.join(self.temporary, "r"),
         }

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from fleet_agent.load.temporary import temporary_folder
 from fleet_agent.processes import processes_of_session
 
 CORES: Final = 2  # workers for shards
+LOOPBACK: Final = "127.0.0.1"
 TRIES: Final = 3  # Ray gives a start 30 s, which may be too short on a busy host; the agent waits for all of them
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
 
@@ -29,8 +31,31 @@ SETTINGS: Final = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # the model's memory must not get the load's workers killed
-    "AUTOSCALER_METRIC_PORT": "0",  # any free one instead of one for the whole machine
 }
+
+
+def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> Any:
+    """Ray's processes of one host, and only those that a load needs: gcs_server (on a head), raylet and its two agents.
+
+    `ray.init` and `ray start` also start a dashboard's API server, an autoscaler and a log monitor, which nobody asks here: half of the
+    processor time of a start, and 260 MB. Ray's own class for a node, on which both stand, can leave them out.
+    `reaper`: the kernel ends them when this process dies. Raises what Ray raises.
+    """
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class LeanNode(Node):
+        def start_api_server(self, **_: Any) -> None:
+            self._webui_url = ""
+
+    needless = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    params: Mapping[str, Any] = {"num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, **needless, **parameters}
+    return LeanNode(RayParams(**params), head=head, shutdown_at_exit=False, spawn_reaper=reaper)
+
+
+def end_node(node: Any) -> None:
+    """Kill what `start_node` started and still runs."""
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 class RaySession:
@@ -41,6 +66,7 @@ class RaySession:
         self.temporary = temporary
         self.started_s = 0.0
         self._ray: Any = None
+        self._node: Any = None
 
     def start(self) -> Any:
         """Start Ray and return its module; takes seconds. Raises RuntimeError or OSError when it cannot start."""
@@ -56,7 +82,7 @@ class RaySession:
                 self._init(ray)
                 break
             except RuntimeError:
-                ray.shutdown()
+                self._end(ray)
                 end_own_session()
                 if not left:
                     raise
@@ -65,19 +91,23 @@ class RaySession:
         return ray
 
     def _init(self, ray: Any) -> None:
+        where = {"node_ip_address": LOOPBACK, "num_cpus": CORES, "temp_dir": os.path.join(self.temporary, "r")}
         try:
-            ray.init(
-                address="local", num_cpus=CORES, num_gpus=0, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
-                log_to_driver=False, logging_level=logging.WARNING,
-                _temp_dir=os.path.join(self.temporary, "r"), _node_ip_address="127.0.0.1",
-            )  # fmt: skip
+            self._node = start_node(where, head=True, reaper=True)
+            ray.init(self._node.gcs_address, _node_ip_address=LOOPBACK, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
             raise RuntimeError(str(error) or type(error).__name__) from error
+
+    def _end(self, ray: Any) -> None:
+        ray.shutdown()
+        if self._node is not None:
+            end_node(self._node)
+            self._node = None
 
     def stop(self) -> None:
         """End Ray and remove its folder. Harmless when it never started."""
         if self._ray is not None:
-            self._ray.shutdown()
+            self._end(self._ray)
             self._ray = None
         if self.temporary:
             shutil.rmtree(self.temporary, ignore_errors=True)
