@@ -155,7 +155,8 @@ def attempts(fleet: LabFleet, trial: TrialStatus) -> list[TrialStatus]:
 
 def wait_over(fleet: LabFleet, job_id: str) -> JobDetail:
     """The job when it is over, whatever becomes of the controller meanwhile."""
-    fleet.wait_over(job_id, OVER_S)
+    for _ in fleet.changes(job_id, OVER_S):
+        pass
     return steady(lambda: fleet.job(job_id))
 
 
