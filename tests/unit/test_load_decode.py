@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.decode import decode, events
+from fleet_agent.load.decode import decode
 from fleet_agent.load.records import Response
+from fleet_agent.load.sse import Events
 from tests.fakes import streams
 
 TEXTS = [" one", "", " zwölf", " 日本", "\n\n", " 🙂", "end"]
@@ -210,5 +211,26 @@ def test_chunk_extensions_and_trailers_are_read() -> None:
 
 
 def test_events_know_comments_several_data_lines_and_lone_carriage_returns() -> None:
-    found = events([(1, b": hello\r\rdata: a\rdata:b\r"), (2, b"\rid: 4\n\nevent: x\ndata: c\n\ndata: cut")])
+    events = Events()
+    parts = [(1, b": hello\r\rdata: a\rdata:b\r"), (2, b"\rid: 4\n\nevent: x\ndata: c\n\ndata: cut")]
+    found = [event for ns, part in parts for event in events.feed(ns, part)]
     assert [(one.ns, one.data) for one in found] == [(2, b"a\nb"), (2, b"c")]
+
+
+ODD = ["", '"', "\\", "\n", '","x":"', "\u0001mark", "a\u2028"]
+SPOKEN = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(ODD)
+
+
+@given(texts=st.lists(SPOKEN, max_size=30), ascii_only=st.booleans(), field=st.sampled_from(["content", "reasoning_content"]))
+def test_reads_that_are_alike_say_what_reading_them_as_json_says(texts: list[str], ascii_only: bool, field: str) -> None:
+    """Each event in a read of its own takes the shortcut where it may; all of them in one read never do."""
+    events = [json.dumps({"choices": [{"index": 0, "delta": {"role": None, field: text}}]}, ensure_ascii=ascii_only) for text in texts]
+    usage = streams.event({"choices": [], "usage": {"completion_tokens": 7, "prompt_tokens": 1}})
+    ends = [streams.delta(finish="length"), usage, streams.DONE]
+    parts = [streams.chunk(b"data: " + event.encode() + b"\n\n") for event in events] + [streams.chunk(end) for end in ends]
+    content = [streams.HEAD, *parts, streams.LAST_CHUNK]
+    apart = decode([(number, part) for number, part in enumerate(content)], closed=False)
+    together = decode([(0, b"".join(content))], closed=False)
+    assert without_times(apart) == without_times(together)
+    assert apart.text == "".join(texts)
+    assert apart.chunk_ns == tuple(number for number, text in enumerate(texts, 1) if text)

@@ -1,21 +1,25 @@
-"""Owns the sockets of the load: sends prepared bytes, records (time, bytes) of every read; parses no content while it measures."""
+"""Owns the connections of the load: sends prepared bytes, records (time, bytes) of every read; parses no content while it measures."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Final, cast
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fleet_agent.load import framing
 from fleet_agent.load.records import ErrorName
+from fleet_agent.load.secure import Secure
+from fleet_agent.load.wire import Wire
 
 KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
 CONNECT_TIMEOUT_S: Final = 10.0
+MOST_BYTES: Final = 512 << 20  # of one answer: a million tokens with all that SGLang writes around them
 
 
 @dataclass(slots=True)
@@ -29,67 +33,74 @@ class Exchange:
     detail: str = ""
 
 
-class Connection(asyncio.Protocol):
-    """One connection, one request at a time. `data_received` is the hot path: a timestamp, an append and one comparison."""
+class Connection:
+    """One connection, one request at a time. `came` is the hot path: an append and one comparison."""
 
-    __slots__ = ("_done", "_exchange", "_frame", "_lazy", "_reads", "_taken", "_transport", "idle_since_ns", "lost")
+    __slots__ = ("_done", "_exchange", "_frame", "_lazy", "_link", "_reads", "_remove", "_secure", "_size", "_taken", "_unsent", "_wire",
+                 "idle_since_ns", "lost")  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire, link: socket.socket, secure: Secure | None) -> None:
         self.lost = False
         self.idle_since_ns = 0
-        self._transport: asyncio.Transport | None = None
-        self._done: asyncio.Future[None] | None = None
+        self._wire = wire
+        self._link = link
+        self._secure = secure
+        self._done: asyncio.Future[None] | None = None  # of the request in flight
         self._exchange = Exchange(0, [])
-        self._reads: list[tuple[int, bytes]] = self._exchange.reads
+        self._reads: list[tuple[int, bytes]] = []
         self._frame = framing.Framing()
+        self._size = 0
         self._taken = 0
         self._lazy = False
+        self._unsent: asyncio.Task[None] | None = None
+        self._remove = wire.add(link, self)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's call."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own transports are no subclass
+    def came(self, at_ns: int, data: bytes) -> None:
+        """See `wire.Listener`. In a chunked answer only a read that may be the last (it ends in an empty line, or is tiny) is looked at."""
+        if self._secure is not None and data:
+            self._opened(at_ns, data)
+        elif not data:
+            self._ended()
+        elif self._done is None:  # bytes that nobody asked for
+            self.abort()
+        else:
+            self._reads.append((at_ns, data))
+            self._size += len(data)
+            if not self._lazy or data.endswith(b"\r\n\r\n") or len(data) < 4 or self._size > MOST_BYTES:
+                self._look()
 
-    def data_received(self, data: bytes) -> None:
-        """Asyncio's call. In a chunked answer only a read that may be the last (it ends in an empty line, or is tiny) is looked at."""
-        self._reads.append((perf_counter_ns(), data))
-        if not self._lazy or data.endswith(b"\r\n\r\n") or len(data) < 4:
-            self._look()
-
-    def eof_received(self) -> bool:
-        """Asyncio's call: closing is what follows."""
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio's call."""
-        self.lost = True
-        self._exchange.closed = True
-        if exc is not None or not self._reads:
-            self._fail(ErrorName.RESET, str(exc or "the server closed the connection without an answer"))
-        self._finish()
+    def broke(self, error: OSError) -> None:
+        """See `wire.Listener`."""
+        if self._done is not None:
+            self._fail(ErrorName.RESET, str(error))
+        self._ended()
 
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
         """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
-        self._frame, self._taken, self._lazy = framing.Framing(), 0, False
-        self._exchange = Exchange(0, [])
-        self._reads = self._exchange.reads
-        self._done = loop.create_future()
+        self._frame, self._size, self._taken, self._lazy = framing.Framing(), 0, 0, False
+        self._reads = []
+        exchange = self._exchange = Exchange(0, self._reads)
+        done = self._done = loop.create_future()
         timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        self._exchange.sent_ns = perf_counter_ns()
-        if self._transport is None or self.lost:
+        self._wire.busy += 1
+        exchange.sent_ns = perf_counter_ns()
+        if self.lost:
             self._fail(ErrorName.RESET, "the connection was lost before the request was sent")
             self._finish()
         else:
-            self._transport.write(request)
+            self._send(request if self._secure is None else self._secure.sealed(request))
         try:
-            await self._done
+            await done
         except asyncio.CancelledError:
             self.abort()
             raise
         finally:
+            self._done = None
+            self._wire.busy -= 1
             timer.cancel()
         self.idle_since_ns = perf_counter_ns()
-        return self._exchange
+        return exchange
 
     def cancel(self) -> None:
         """End the request in flight as cancelled by us."""
@@ -99,9 +110,55 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drop the connection now."""
-        self.lost = True
-        if self._transport is not None:
-            self._transport.abort()
+        if self._unsent is not None:
+            self._unsent.cancel()
+            self._unsent = None
+        if not self.lost:
+            self.lost = True
+            self._remove()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            sent = self._link.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.broke(error)
+            return
+        if sent < len(data):
+            self._unsent = asyncio.get_running_loop().create_task(self._send_rest(data[sent:]))
+
+    async def _send_rest(self, data: bytes) -> None:
+        """What did not fit into the socket's buffer: a very long prompt, or a server that does not read."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._link, data)
+        except OSError as error:
+            self.broke(error)
+        self._unsent = None
+
+    def _opened(self, at_ns: int, data: bytes) -> None:
+        """Bytes under TLS: a piece of a record, or what they say."""
+        assert self._secure is not None
+        try:
+            plain, ended = self._secure.opened(data)
+        except ssl.SSLError as error:
+            self.broke(error)
+            return
+        if plain and self._done is not None:
+            self._reads.append((at_ns, plain))
+            self._size += len(plain)
+            self._look()
+        if ended:
+            self._ended()
+
+    def _ended(self) -> None:
+        """The peer has ended the connection."""
+        if self._done is not None:
+            self._exchange.closed = True
+            if not self._reads:
+                self._fail(ErrorName.RESET, "the server closed the connection without an answer")
+        self.abort()
+        self._finish()
 
     def _look(self) -> None:
         new = b"".join(data for _, data in self._reads[self._taken :])
@@ -111,6 +168,10 @@ class Connection(asyncio.Protocol):
         if self._frame.state in (framing.ENDED, framing.BROKEN):
             if not self._frame.keep_alive:
                 self.abort()
+            self._finish()
+        elif self._size > MOST_BYTES:
+            self._fail(ErrorName.MALFORMED, f"no end after {MOST_BYTES >> 20} MiB")
+            self.abort()
             self._finish()
 
     def _expire(self, timeout_s: float) -> None:
@@ -132,7 +193,7 @@ class Connection(asyncio.Protocol):
 
 
 class Endpoint:
-    """One server's address and the connections to it that are free."""
+    """One server's address and the connections to it that are free. Use it on one event loop."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         """`tls`: how to meet an https server, default as this host trusts. Raises ValueError unless `url` is http(s)://host[:port][/path]."""
@@ -143,11 +204,20 @@ class Endpoint:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._free: list[Connection] = []
+        self._wire: Wire | None = None
+        self._places: list[tuple[int, Any]] = []  # family and address, once looked up
 
     @property
     def idle(self) -> int:
         """Connections that are free and not lost."""
         return sum(not connection.lost for connection in self._free)
+
+    @property
+    def wire(self) -> Wire:
+        """Its sockets. Raises RuntimeError outside of a running loop."""
+        if self._wire is None:
+            self._wire = Wire()
+        return self._wire
 
     async def connect(self, count: int) -> None:
         """Have up to `count` free connections before the first request; a server that refuses is met again when sending."""
@@ -169,10 +239,13 @@ class Endpoint:
         return exchange
 
     def close(self) -> None:
-        """Drop the free connections."""
+        """Drop the free connections, and stop listening."""
         for connection in self._free:
             connection.abort()
         self._free.clear()
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
 
     def _take(self) -> Connection | None:
         now = perf_counter_ns()
@@ -186,7 +259,35 @@ class Endpoint:
         return None
 
     async def _open(self) -> Connection:
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
-        return connection
+            link = await self._link()
+            try:
+                secure = None if self._tls is None else Secure(self._tls, self._host)
+                if secure is not None:
+                    await secure.greet(link)
+            except BaseException:
+                link.close()
+                raise
+        return Connection(self.wire, link, secure)
+
+    async def _link(self) -> socket.socket:
+        """A connected socket, to the first of the host's addresses that takes it. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if not self._places:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            self._places = [(family, address) for family, _, _, _, address in found]
+        trouble = OSError(f"{self._host} has no address")
+        for family, address in self._places:
+            link = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.sock_connect(link, address)
+            except OSError as error:
+                link.close()
+                trouble = error
+            except BaseException:
+                link.close()
+                raise
+            else:
+                return link
+        raise trouble

@@ -68,7 +68,7 @@ class NearCrew:
 
     def shares(self, users: int) -> int:
         """See `Crew`."""
-        return CORES if users >= SHARE_FROM and (os.cpu_count() or 1) >= CORES else 1
+        return CORES if users >= SHARE_FROM and len(os.sched_getaffinity(0)) >= CORES else 1
 
     async def reach(self, target: Target) -> Target:
         """See `Crew`."""

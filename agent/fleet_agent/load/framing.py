@@ -30,6 +30,11 @@ class Framing:
         self._skip = 0  # bytes of the line end after a chunk still to come
         self._trailer = False
 
+    @property
+    def is_between(self) -> bool:
+        """True when the next byte begins a chunk."""
+        return self.state == CHUNKED and not (self._left or self._skip or self._trailer or self._rest)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the connection; return the content they hold, in order. Bytes past the end break it."""
         if self.state == HEAD:

@@ -1,0 +1,57 @@
+"""Owns TLS on one connection of the load, over sockets that somebody else reads: bytes in, bytes out. Verifies as its context says."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Final
+
+_READ_BYTES: Final = 1 << 16
+
+
+class Secure:
+    """The client's side of one TLS connection."""
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
+
+    async def greet(self, link: socket.socket) -> None:
+        """The handshake. Raises OSError (ssl.SSLError among them) when there is none, or the server is not who it should be."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._tls.do_handshake()
+                await self._flush(link)
+                return
+            except ssl.SSLWantReadError:
+                await self._flush(link)
+            data = await loop.sock_recv(link, _READ_BYTES)
+            if not data:
+                raise ConnectionResetError("the server closed the connection in its TLS handshake")
+            self._in.write(data)
+
+    def sealed(self, data: bytes) -> bytes:
+        """What is to be sent for `data`."""
+        self._tls.write(data)
+        return self._out.read()
+
+    def opened(self, data: bytes) -> tuple[bytes, bool]:
+        """What the bytes that came say, and whether the peer has ended with them. Raises ssl.SSLError for what is not its TLS."""
+        self._in.write(data)
+        plain = bytearray()
+        while True:
+            try:
+                piece = self._tls.read(_READ_BYTES)
+            except ssl.SSLWantReadError:
+                return bytes(plain), False
+            except ssl.SSLZeroReturnError:
+                return bytes(plain), True
+            if not piece:
+                return bytes(plain), True
+            plain += piece
+
+    async def _flush(self, link: socket.socket) -> None:
+        if self._out.pending:
+            await asyncio.get_running_loop().sock_sendall(link, self._out.read())

@@ -1,0 +1,56 @@
+"""Owns the cutting of a body into server-sent events, piece by piece (WHATWG: any line ends, comments, several lines); reads no data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event: its data and the time of the read that completed it."""
+
+    ns: int
+    data: bytes
+
+
+class Events:
+    """A reader of one body. A last event that is cut is never given."""
+
+    __slots__ = ("_after_cr", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._after_cr = False
+
+    @property
+    def is_between(self) -> bool:
+        """True when the next byte begins an event."""
+        return not self._rest and not self._after_cr
+
+    def feed(self, ns: int, piece: bytes) -> list[Event]:
+        """The events with data that this piece of the body completes."""
+        if self._after_cr or b"\r" in piece:
+            piece = self._plain(piece)
+        body = self._rest + piece
+        found: list[Event] = []
+        start = 0
+        while (end := body.find(b"\n\n", start)) >= 0:
+            data = _data_of(body[start:end])
+            if data:
+                found.append(Event(ns, data))
+            start = end + 2
+        self._rest = body[start:]
+        return found
+
+    def _plain(self, piece: bytes) -> bytes:
+        """Each CRLF or CR becomes LF, in the piece in which its first byte came."""
+        if not piece:
+            return piece
+        text = piece[1:] if self._after_cr and piece.startswith(b"\n") else piece
+        self._after_cr = piece.endswith(b"\r")
+        return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _data_of(block: bytes) -> bytes:
+    lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines)

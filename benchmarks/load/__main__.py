@@ -1,0 +1,183 @@
+"""What the load client costs and how exact it is: beside a minimal C client and SGLang's Rust client, on a server that knows the truth.
+
+    python -m benchmarks.load [--quick]     one table and one JSON object, merged into benchmarks/latest.json
+
+Server and clients are pinned to a core each, and every ratio is of figures taken in the same run, one client after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.load import clients, programs
+from benchmarks.load.clients import Load, Ours
+from benchmarks.load.errors import Errors, compare
+from benchmarks.load.programs import Missing, Pace
+
+LATEST: Final = Path(__file__).resolve().parent.parent / "latest.json"
+PACED: Final = Pace()
+BURST: Final = Pace(0, 0)
+SCENES: Final = {  # name → how the server answers, and what is asked of it
+    "burst": (BURST, Load(32, 320, 2000)),
+    "32": (PACED, Load(32, 128, 500)),
+    "256": (PACED, Load(256, 1024, 250)),
+}
+COUNTS: Final = [Pace(10_000, 1_000, chunk, empty) for chunk in range(1, 9) for empty in (0, 3)]
+REPEATS: Final = 3
+
+
+@dataclass(slots=True)
+class Found:
+    """All figures. Keys are those of benchmarks/latest.json."""
+
+    cpu_us_per_token: dict[str, dict[str, float]] = field(default_factory=lambda: {"ours": {}, "c": {}, "sglang_rust": {}})
+    decode_share: dict[str, float] = field(default_factory=dict)
+    core_share: dict[str, float] = field(default_factory=dict)
+    ttft_error_ms: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    tpot_error_ms: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    tok_s_error: dict[str, float] = field(default_factory=dict)
+    flags: dict[str, list[str]] = field(default_factory=dict)
+    miscounted: int = 0
+    counted: int = 0
+    one_token_per_s: float = 0.0
+    start_s: float = 0.0
+    rss_mb: float = 0.0
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: a figure and what it may be at most (or at least)."""
+
+    name: str
+    value: float
+    unit: str
+    bound: float = 0.0
+    at_least: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether it keeps its bound."""
+        if not self.bound:
+            return ""
+        kept = self.value >= self.bound if self.at_least else self.value <= self.bound
+        return f"{'>=' if self.at_least else '<='} {self.bound:g} {'kept' if kept else 'MISSED'}"
+
+
+async def measure(folder: Path, *, quick: bool) -> Found:
+    """Everything, one after the other. Raises Missing without a C compiler."""
+    truth, floor = (programs.build(folder, name) for name in ("truth", "floor"))
+    found = Found()
+    async with clients.ours(folder) as ours:
+        for name in SCENES:
+            await scene(found, name, ours, (truth, floor, folder), 1 if quick else REPEATS)
+        await counts(found, ours, truth, folder)
+        with programs.truth(truth, folder, BURST) as server:
+            reply, _, _ = await ours.run(server, Load(16, 4000 if quick else 20_000, 1))
+        found.one_token_per_s = reply.requests_ok / reply.duration_s
+        found.rss_mb = ours.rss_mb
+    return found
+
+
+async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, Path], repeats: int) -> None:
+    """One load, by each client in turn, several times; the medians count."""
+    (truth, floor, folder), (pace, load) = places, SCENES[name]
+    costs: dict[str, list[float]] = {"ours": [], "c": []}
+    errors: list[Errors] = []
+    for _ in range(repeats):
+        with programs.truth(truth, folder, pace) as server:
+            costs["c"].append(clients.floor(floor, server, load).us_per_token)
+        with programs.truth(truth, folder, pace) as server:
+            reply, measured, found.start_s = await ours.run(server, load)
+        costs["ours"].append(reply.metrics["client_cpu_us_per_token"])
+        errors.append(compare(measured, server.told))
+        found.decode_share[name] = reply.facts["client_decode_s"] / reply.duration_s
+        found.core_share[name] = reply.facts["client_cpu_s"] / reply.duration_s
+        found.flags[name] = [*reply.facts["error_kinds"]]
+    try:
+        python = clients.rust_program()
+        with programs.truth(truth, folder, pace) as server:
+            costs["sglang_rust"] = [clients.rust(python, server, load).us_per_token]
+    except Missing as error:
+        found.missing.append(f"{name}: {error}")
+    for client, values in costs.items():
+        found.cpu_us_per_token[client][name] = statistics.median(values)
+    if pace != BURST:
+        found.ttft_error_ms[name] = {share: statistics.median(one.ttft_ms[share] for one in errors) for share in ("p50", "p99")}
+        found.tpot_error_ms[name] = {share: statistics.median(one.tpot_ms[share] for one in errors) for share in ("p50", "p99")}
+        found.tok_s_error[name] = statistics.median(one.tok_s for one in errors)
+    found.miscounted += sum(one.miscounted for one in errors)
+    found.counted += sum(one.requests for one in errors)
+
+
+async def counts(found: Found, ours: Ours, truth: Path, folder: Path) -> None:
+    """Token counts where a chunk is not a token: several in one, or none, over each API."""
+    for pace in COUNTS:
+        for api in ("chat", "completions", "generate"):
+            with programs.truth(truth, folder, pace) as server:
+                _, measured, _ = await ours.run(server, Load(4, 8, 50), api)
+            errors = compare(measured, server.told)
+            found.miscounted += errors.miscounted
+            found.counted += errors.requests
+
+
+def rows(found: Found) -> list[Row]:
+    """The figures with their bounds."""
+    cpu, told = found.cpu_us_per_token, []
+    for name in SCENES:
+        told.append(Row(f"cpu {name}: ours", cpu["ours"][name], "us/token"))
+        told.append(Row(f"cpu {name}: C floor", cpu["c"][name], "us/token"))
+        told.append(Row(f"cpu {name}: ours / C", cpu["ours"][name] / cpu["c"][name], "x", 0.0 if name == "burst" else 1.5))
+        if name in cpu["sglang_rust"]:
+            told.append(Row(f"cpu {name}: SGLang's Rust client", cpu["sglang_rust"][name], "us/token"))
+            told.append(Row(f"cpu {name}: ours / Rust", cpu["ours"][name] / cpu["sglang_rust"][name], "x", 0.7))
+        told.append(Row(f"share of a core {name}", found.core_share[name], "", 0.0 if name == "burst" else 0.5))
+        told.append(Row(f"decoding / run {name}", found.decode_share[name], "", 0.1))
+    for name in found.ttft_error_ms:
+        told.append(Row(f"TTFT error p50 {name}", found.ttft_error_ms[name]["p50"], "ms", 0.3))
+        told.append(Row(f"TTFT error p99 {name}", found.ttft_error_ms[name]["p99"], "ms", 1.0))
+        told.append(Row(f"time per token error p99 {name}", found.tpot_error_ms[name]["p99"], "ms", 0.05))
+        told.append(Row(f"tok/s error {name}", 100 * found.tok_s_error[name], "%", 0.2))
+    told.append(Row(f"miscounted of {found.counted} requests", found.miscounted, "", 0.5))
+    told.append(Row("one-token requests", found.one_token_per_s, "/s", 8000, at_least=True))
+    told.append(Row("order to first request", found.start_s, "s", 0.5))
+    told.append(Row("resident memory of a shard", found.rss_mb, "MB"))
+    return told
+
+
+def _print(told: Sequence[Row]) -> None:
+    width = max(len(row.name) for row in told)
+    for row in told:
+        print(f"{row.name:{width}}  {row.value:10.4g} {row.unit:9} {row.verdict}".rstrip())
+
+
+def main() -> int:
+    """Exit code 0 when measured, whatever the figures; 2 when something is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="each load once")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="load-") as folder:
+        try:
+            found = asyncio.run(measure(Path(folder), quick=options.quick))
+        except Missing as error:
+            print(f"benchmarks.load: {error}", file=sys.stderr)
+            return 2
+    _print(rows(found))
+    for line in found.missing:
+        print(f"NOT MEASURED: {line}")
+    known: dict[str, Any] = json.loads(LATEST.read_text()) if LATEST.exists() else {}
+    LATEST.write_text(json.dumps({**known, "load": asdict(found)}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

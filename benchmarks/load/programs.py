@@ -1,0 +1,92 @@
+"""Owns the C programs of the benchmark: builds them, runs the truth server, and reads what it wrote down. Judges nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SERVER_CORE, CLIENT_CORE = 0, 1
+
+
+class Missing(Exception):
+    """Something that the benchmark needs is not here; says what, and how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a truth server answers. Microseconds; 0 and 0 is as fast as the socket takes it."""
+
+    ttft_us: int = 50_000
+    token_us: int = 5_000
+    chunk: int = 1  # tokens of an event
+    empty_every: int = 0  # every so manieth event has no text
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One request as the server saw it. CLOCK_MONOTONIC nanoseconds, each event's in the moment before it was sent."""
+
+    received_ns: int
+    tokens: int
+    sent_ns: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Truth:
+    """A truth server that runs; `told` is filled when it has ended. Keys are the twelve characters before a prompt."""
+
+    port: int
+    told: Mapping[str, Told] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+def build(folder: Path, name: str) -> Path:
+    """The compiled program of `name`.c. Raises Missing without a C compiler."""
+    program = folder / name
+    compiler = os.environ.get("CC", "cc")
+    try:
+        subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-o", program, HERE / f"{name}.c"], check=True)
+    except FileNotFoundError:
+        raise Missing(f"no C compiler {compiler!r}: install one (Debian: apt install gcc libc6-dev) or name it in CC") from None
+    return program
+
+
+def pinned(core: int) -> Mapping[str, object]:
+    """Arguments of Popen that keep a process on one core, where there are several."""
+    cores = sorted(os.sched_getaffinity(0)) or [0]
+    chosen = cores[core % len(cores)]
+    return {"preexec_fn": lambda: os.sched_setaffinity(0, {chosen})}
+
+
+@contextmanager
+def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
+    """The server while inside; afterwards it has told."""
+    record = folder / "truth.txt"
+    words = [program, "--ttft-us", pace.ttft_us, "--token-us", pace.token_us, "--chunk", pace.chunk, "--empty-every", pace.empty_every]
+    process = subprocess.Popen(
+        [*map(str, words), "--record", str(record)], stdout=subprocess.PIPE, text=True, **pinned(SERVER_CORE)  # type: ignore[call-overload]
+    )
+    try:
+        assert process.stdout is not None
+        running = Truth(int(process.stdout.readline().split()[1]))
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    running.told = dict(_told(record))
+
+
+def _told(record: Path) -> Iterator[tuple[str, Told]]:
+    for line in record.read_text().splitlines():
+        key, received, tokens, _, *sent = line.split()
+        yield key, Told(int(received), int(tokens), tuple(map(int, sent)))
