@@ -31,6 +31,7 @@ DRAFT_EXTEND_S = "draft_extend_s_per_cycle"
 VERIFY_S = "verify_s_per_cycle"
 CACHED_TOKEN_RATIO = "cached_token_ratio"  # cached prompt tokens beyond the template's / prompt tokens
 GOODPUT_RATIO = "goodput_ratio"  # share of requests that met the workload's SLO; absent without one
+CLIENT_CPU_US_PER_TOKEN = "client_cpu_us_per_token"  # microseconds of a core that the client used / completion tokens; wall, never model time
 
 # True: a larger value is better. Rates are throughput, the rest are times.
 HIGHER_IS_BETTER = {

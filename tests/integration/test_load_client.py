@@ -133,33 +133,33 @@ def test_a_closed_loop_sends_each_request_the_moment_its_slot_is_free() -> None:
     with served((CHAT,)) as server:
         result = run_shard(plan(server.url, requests=7, concurrency=2))
         assert server.connections == 2
-    assert [request.number for request in result.requests] == list(range(7))
-    assert all(request.ok and request.response.completion_tokens == 9 for request in result.requests)
-    ends = {request.end_ns for request in result.requests}
-    start = result.requests[0].intended_ns
-    assert all(request.intended_ns in ends | {start} for request in result.requests)
+    assert [request.number for request in result.columns.requests()] == list(range(7))
+    assert all(request.ok and request.response.completion_tokens == 9 for request in result.columns.requests())
+    ends = {request.end_ns for request in result.columns.requests()}
+    begins = {result.start_ns, result.start_ns + 200_000}  # one slot after the other
+    assert all(request.intended_ns in ends | begins for request in result.columns.requests())
 
 
 def test_an_open_loop_keeps_its_times_however_slow_the_server_is() -> None:
     offsets = (0.0, 0.05, 0.1)
     with served((SILENCE,)) as server:
         result = run_shard(plan(server.url, requests=3, offsets_s=offsets, timeout_s=0.3))
-    start = result.requests[0].intended_ns
-    assert [request.intended_ns - start for request in result.requests] == [0, 50_000_000, 100_000_000]
-    assert all(request.sent_ns >= request.intended_ns for request in result.requests)
-    assert [request.response.error_kind for request in result.requests] == ["timeout"] * 3
+    start = result.columns.requests()[0].intended_ns
+    assert [request.intended_ns - start for request in result.columns.requests()] == [0, 50_000_000, 100_000_000]
+    assert all(request.sent_ns >= request.intended_ns for request in result.columns.requests())
+    assert [request.response.error_kind for request in result.columns.requests()] == ["timeout"] * 3
 
 
 def test_failures_are_among_the_requests_and_the_others_go_on() -> None:
     with served((CHAT,), (CHAT[:100], CLOSE), (BUSY,), (CHAT,)) as server:
         result = run_shard(plan(server.url, requests=4, concurrency=1))
-    assert [request.response.error_kind for request in result.requests] == ["", "truncated", "http_status", ""]
+    assert [request.response.error_kind for request in result.columns.requests()] == ["", "truncated", "http_status", ""]
 
 
 def test_a_slot_gives_up_when_the_server_is_gone() -> None:
     result = run_shard(plan(f"http://127.0.0.1:{free_port()}", requests=50, concurrency=1))
-    assert [request.response.error_kind for request in result.requests] == ["connect", "connect"]
-    assert [request.sent_ns for request in result.requests] == [0, 0]
+    assert [request.response.error_kind for request in result.columns.requests()] == ["connect", "connect"]
+    assert [request.sent_ns for request in result.columns.requests()] == [0, 0]
 
 
 def cancelled_soon(path: Path, server: ScriptedServer) -> Callable[[], None]:
@@ -183,4 +183,4 @@ def test_a_cancelled_shard_ends_at_once_and_says_so(tmp_path: Path, pattern: dic
         canceller.join()
     assert result.cancelled
     assert time.monotonic() - began < 5
-    assert {request.response.error_kind for request in result.requests} == {"cancelled"}
+    assert {request.response.error_kind for request in result.columns.requests()} == {"cancelled"}

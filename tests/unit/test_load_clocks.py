@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.load.clocks import Look, Offset, estimate, on_our_clock, spread_ns
+from fleet_agent.load.columns import Columns
 from fleet_agent.load.records import Request, Response
 
 NANOSECONDS = st.integers(1, 10**18)
 WAYS = st.integers(0, 10**8)
+DIGEST = "0" * 16
 
 
 @given(NANOSECONDS, NANOSECONDS, st.lists(st.tuples(WAYS, WAYS), min_size=1, max_size=20))
@@ -32,15 +34,15 @@ def test_no_look_gives_no_offset() -> None:
 @given(st.integers(-(10**18), 10**18), NANOSECONDS, st.lists(NANOSECONDS, min_size=1, max_size=5))
 def test_moving_a_request_to_our_clock_keeps_its_latencies(offset_ns: int, sent_ns: int, gaps: list[int]) -> None:
     times = tuple(sent_ns + sum(gaps[: count + 1]) for count in range(len(gaps)))
-    request = Request(3, sent_ns - 5, sent_ns, "d", Response(200, times, last_ns=times[-1]))
-    moved = on_our_clock(request, Offset(offset_ns))
+    request = Request(3, sent_ns + 1, sent_ns + 2, DIGEST, Response(200, times, last_ns=times[-1]))
+    moved = on_our_clock(Columns.of([request]), Offset(offset_ns)).requests()[0]
     assert moved.response.first_output_ns - moved.sent_ns == request.response.first_output_ns - request.sent_ns
     assert moved.end_ns - moved.intended_ns == request.end_ns - request.intended_ns
     assert Offset(offset_ns).theirs(moved.intended_ns) == request.intended_ns
 
 
 def test_what_never_happened_still_never_happened_on_our_clock() -> None:
-    moved = on_our_clock(Request(1, 100, 0, "d", Response(error_kind="connect")), Offset(40))
+    moved = on_our_clock(Columns.of([Request(1, 100, 0, DIGEST, Response(error_kind="connect"))]), Offset(40)).requests()[0]
     assert (moved.intended_ns, moved.sent_ns, moved.response.last_ns) == (60, 0, 0)
 
 

@@ -91,7 +91,7 @@ def test_a_shard_ends_itself_at_its_limit_and_says_so() -> None:
         plan = ShardPlan(target, "chat", draw, 5, requests=1, concurrency=1, timeout_s=60, limit_s=0.2)
         result = run_shard(plan)
     assert result.expired and result.cancelled
-    assert [request.response.error_kind for request in result.requests] == ["cancelled"]
+    assert [request.response.error_kind for request in result.columns.requests()] == ["cancelled"]
 
 
 def test_hosts_that_began_apart_flag_the_run_and_nothing_else_does() -> None:

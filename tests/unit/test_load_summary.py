@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet_agent.core.gates import RunFacts
+from fleet_agent.load.columns import Columns
 from fleet_agent.load.records import Request, Response
-from fleet_agent.load.summary import Conditions, percentile, summarise
+from fleet_agent.load.summary import Conditions, Summary
+from fleet_agent.load.summary import summarise as summarise_columns
 from fleet_protos.trial import Slo, Workload
 
 S = 1_000_000_000
@@ -22,7 +22,11 @@ def made(number: int = 0, *, intended: float = 0, sent: float = 0, chunks: tuple
     """A request of 11 tokens in three chunks that ends with its last chunk; times in seconds after an arbitrary moment."""
     times = tuple(BEGAN + round(at * S) for at in chunks)
     response = Response(200, times, last_ns=max(times, default=0), prompt_tokens=100, completion_tokens=tokens, finish_reason="length")
-    return Request(number, BEGAN + round(intended * S), BEGAN + round(max(sent, intended) * S), "d", response)
+    return Request(number, BEGAN + round(intended * S), BEGAN + round(max(sent, intended) * S), "0" * 16, response)
+
+
+def summarise(requests: list[Request], conditions: Conditions) -> Summary:
+    return summarise_columns(Columns.of(requests), conditions)
 
 
 def changed(request: Request, **fields: object) -> Request:
@@ -113,22 +117,25 @@ def test_steady_concurrency_leaves_out_the_end_when_slots_run_out_of_work() -> N
     assert summarise(requests, conditions).facts["achieved_concurrency"] == 2
 
 
+def test_steady_concurrency_leaves_out_the_beginning_when_slots_start_one_after_the_other() -> None:
+    conditions = Conditions(Workload("w", concurrency=250, output_tokens=11))
+    requests = [made(slot, intended=slot * 0.0002, chunks=(0.5, 1 + slot * 0.0002)) for slot in range(250)]
+    assert summarise(requests, conditions).facts["achieved_concurrency"] == 250
+
+
+def test_the_clients_own_cost_is_wall_time_by_the_servers_tokens() -> None:
+    conditions = replace(ONE, time_scale=10, cpu_s=0.001, decode_s=0.002)
+    summary = summarise([made(0), made(1)], conditions)
+    assert summary.metrics["client_cpu_us_per_token"] == pytest.approx(1000 / 22)
+    assert (summary.facts["client_cpu_s"], summary.facts["client_decode_s"]) == (0.001, 0.002)
+    assert "client_cpu_us_per_token" not in summarise([made()], ONE).metrics
+
+
 def test_goodput_is_the_share_that_met_every_limit() -> None:
     conditions = Conditions(Workload("w", concurrency=1, slo=Slo(ttft_p99_s=1.5, tpot_p99_s=0.25)))
     requests = [made(0), made(1, chunks=(2, 3)), made(2, chunks=(1, 9))]
     assert summarise(requests, conditions).metrics["goodput_ratio"] == pytest.approx(1 / 3)
     assert "goodput_ratio" not in summarise(requests, ONE).metrics
-
-
-def test_percentiles_interpolate_between_the_closest_ranks() -> None:
-    assert percentile([4, 1, 3, 2], 0.5) == 2.5
-    assert percentile([10, 20], 0.99) == pytest.approx(19.9)
-    assert percentile([], 0.5) == 0
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
-def test_a_percentile_lies_within_the_values(values: list[float], share: float) -> None:
-    assert min(values) <= percentile(values, share) <= max(values)
 
 
 def waiting(queue_s: float, count: int = 40) -> list[Request]:

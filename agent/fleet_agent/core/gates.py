@@ -60,6 +60,8 @@ class RunFacts:
     accept_length: float | None  # output tokens of a verify step, bonus token counted
     answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
     start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
+    client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
+    client_decode_s: float = 0.0  # that they took afterwards to decode what was left
 
 
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:

@@ -7,9 +7,9 @@ asking for the other's time and halving the way there and back (Cristian's algor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fleet_agent.load.records import Request
+from fleet_agent.load.columns import Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,9 @@ def estimate(looks: Iterable[Look]) -> Offset:
     return Offset(best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2)
 
 
-def on_our_clock(request: Request, offset: Offset) -> Request:
-    """The request with all its times moved; what lies between two of them, such as its latencies, stays as it was measured."""
-    response = replace(
-        request.response,
-        chunk_ns=tuple(offset.ours(at_ns) for at_ns in request.response.chunk_ns),
-        last_ns=offset.ours(request.response.last_ns),
-    )
-    return replace(request, intended_ns=offset.ours(request.intended_ns), sent_ns=offset.ours(request.sent_ns), response=response)
+def on_our_clock(columns: Columns, offset: Offset) -> Columns:
+    """The requests with all their times moved; what lies between two of them, such as their latencies, stays as it was measured."""
+    return columns.shifted(-offset.offset_ns) if offset.offset_ns else columns
 
 
 def spread_ns(starts: Iterable[tuple[int, Offset]]) -> int:

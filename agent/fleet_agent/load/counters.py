@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fleet_agent.engines.http import exchange
-from fleet_agent.load.summary import Summary
 from fleet_knowledge.figures.accept import Definition, Shape, rates
 from fleet_knowledge.figures.device_timer import DeviceTimes, cycle
 from fleet_knowledge.figures.exposition import is_whole
 from fleet_knowledge.figures.window import Accepted, Counters, of_counters
 from fleet_protos import metrics as names
+
+if TYPE_CHECKING:
+    from fleet_agent.load.summary import Summary  # which loads pyarrow
 
 _LOOK_LIMIT_S: Final = 5.0
 _SETTLE_LOOKS: Final = 5

@@ -16,28 +16,31 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleet_agent.load import counters, messages, shard
 from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
 from fleet_agent.load.cluster import Files
+from fleet_agent.load.columns import Columns
 from fleet_agent.load.crew import Crew, Done, NearCrew, cause
 from fleet_agent.load.far_crew import FarCrew
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
 from fleet_agent.load.prompts import WARM_UP, Draw
 from fleet_agent.load.ray_cluster import RayNode
 from fleet_agent.load.ray_session import RaySession, end_own_session, wait_for_end_of_ray
-from fleet_agent.load.records import Request
-from fleet_agent.load.summary import Conditions, Summary, summarise
 from fleet_knowledge.figures.accept import Shape
 from fleet_protos.errors import LoadFailed
+
+if TYPE_CHECKING:
+    from fleet_agent.load.summary import Summary
 
 LIMIT_GRACE_S: Final = 30.0
 WARM_LEAST: Final = 3
 WARM_MOST_USERS: Final = 8
 LINE_LIMIT: Final = 1 << 20
+_SPILL: Final = "chunks-"  # and a number: what a large run keeps on disk until it is recorded
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class Driver:
     crew: Crew
     answers: int  # file descriptor
     temporary: str  # Ray's folder
+    folder: Path  # for its own files
     templates: dict[str, int | None] = field(default_factory=dict)  # tokens of the chat template, by server
     pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
@@ -82,22 +86,28 @@ class Driver:
             self.templates[target.url] = await template_tokens(target, workload.api or "chat", workload.request_timeout_s)
         flushed = not warm and request.sglang and request.flush and await flush(target)
         plans = plan_shards(request, await self.crew.reach(target), warm=warm, shares=self.crew.shares)
+        spill = self.folder / f"{_SPILL}{number}"  # made by the first shard whose chunks are too many for its memory
+        try:
+            reply = await self._run(number, target.url, request, [replace(plan, spill_folder=str(spill)) for plan in plans], warm=warm)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, spill, ignore_errors=True)
+        return replace(reply, cache_flushed=flushed)
+
+    async def _run(self, number: int, url: str, request: LoadRequest, plans: list[shard.ShardPlan], *, warm: bool) -> LoadReply:
         watched = request.speculation and request.sglang and not warm
-        before = await counters.look(target.url) if watched else ""
+        before = await counters.look(url) if watched else ""
         done = await self.crew.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
-        requests = sorted((item for result in done.results for item in result.requests), key=lambda item: item.number)
-        lags = (*(lag for result in done.results for lag in result.lags_ns), *done.lags_ns)
-        conditions = Conditions(workload, request.time_scale, self.templates[target.url], lags, request.speculation)
-        summary = summarise(requests, conditions)
+        columns = Columns.joined([result.columns for result in done.results])
+        summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url])
         if watched:
-            looks = counters.Looks(before, await counters.look_after(target.url, before, summary.output_tokens))
+            looks = counters.Looks(before, await counters.look_after(url, before, summary.output_tokens))
             shape = Shape(request.draft_steps or None, request.draft_tokens or None)
             summary = counters.with_speculation(summary, looks, shape, request.time_scale)
-        reply = replace(_reply(summary, done), cache_flushed=flushed)
+        reply = _reply(summary, done)
         if warm or not request.parquet:
             return reply
-        return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, requests, done.notes))
+        return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, columns, done.notes))
 
 
 def _refuse_unfinished(done: Done, limit_s: float) -> None:
@@ -136,7 +146,7 @@ def _split(whole: shard.ShardPlan, users: int, shares: Callable[[int], int]) -> 
     step = shares(users)
     limit_s = (whole.offsets_s[-1] if whole.offsets_s else 0.0) + _waves(whole.requests, users) * whole.timeout_s + LIMIT_GRACE_S
     whole = replace(whole, limit_s=limit_s)
-    return [replace(whole, first=index, step=step, concurrency=(users + step - 1 - index) // step) for index in range(step)]
+    return [replace(whole, first=index, step=step, concurrency=(users + step - 1 - index) // step, users=users) for index in range(step)]
 
 
 def _waves(requests: int, users: int) -> int:
@@ -144,12 +154,24 @@ def _waves(requests: int, users: int) -> int:
     return -(-requests // users) if users else 1
 
 
-def _write_raw(request: LoadRequest, requests: list[Request], notes: Mapping[str, str]) -> ParquetFile:
+def _summary(columns: Columns, request: LoadRequest, done: Done, template_tokens: int | None) -> Summary:
+    """The run in numbers. Raises OSError."""
+    from fleet_agent.load.summary import Conditions, summarise  # here, so that pyarrow loads beside Ray's start instead of before it
+
+    conditions = Conditions(
+        request.workload, request.time_scale, template_tokens, speculation=request.speculation,
+        lags_ns=(*(lag for result in done.results for lag in result.lags_ns), *done.lags_ns),
+        cpu_s=sum(result.cpu_s for result in done.results), decode_s=sum(result.decode_s for result in done.results),
+    )  # fmt: skip
+    return summarise(columns, conditions)
+
+
+def _write_raw(request: LoadRequest, columns: Columns, notes: Mapping[str, str]) -> ParquetFile:
     """Write the run's raw file. Raises OSError."""
-    from fleet_agent.load import recorder  # here, so that pyarrow loads beside Ray's start instead of before it
+    from fleet_agent.load import recorder  # here: see _summary
 
     known = {"workload": request.workload.name, "run": request.run_index, "seed": request.seed, "time_scale": request.time_scale}
-    written = recorder.write(Path(request.parquet), requests, known | dict(request.metadata) | dict(notes))
+    written = recorder.write(Path(request.parquet), columns, known | dict(request.metadata) | dict(notes))
     return ParquetFile(written.path, written.sha256, written.size_bytes)
 
 
@@ -190,9 +212,10 @@ async def _read_orders(driver: Driver, orders: asyncio.StreamReader, group: asyn
         driver.crew.cancel(number)
 
 
-def _import_recorder() -> None:
-    from fleet_agent.load import recorder
+def _import_arrow() -> None:
+    from fleet_agent.load import recorder, summary
 
+    summary.get_ready()
     recorder.get_ready()
 
 
@@ -205,8 +228,8 @@ def _crew(session: RaySession | RayNode, ray: Any, options: argparse.Namespace) 
 async def _main(session: RaySession | RayNode, options: argparse.Namespace, orders_fd: int, answers_fd: int) -> int:
     ray = session.start()
     crew = _crew(session, ray, options)
-    await asyncio.gather(crew.get_ready(), asyncio.to_thread(_import_recorder))  # pyarrow here, while workers import what they need
-    driver = Driver(ray, crew, answers_fd, session.temporary)
+    await asyncio.gather(crew.get_ready(), asyncio.to_thread(_import_arrow))  # pyarrow here, while workers import what they need
+    driver = Driver(ray, crew, answers_fd, session.temporary, options.folder)
     orders = asyncio.StreamReader(limit=LINE_LIMIT)
     with os.fdopen(orders_fd, "rb") as pipe:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), pipe)
@@ -222,6 +245,8 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, help="the folder of its part as the lead of a cluster; none: Ray on this host alone")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    for left in arguments.folder.glob(f"{_SPILL}*"):  # by a load process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     orders, answers = os.dup(0), os.dup(1)  # what Ray and its children print must not reach the agent: they get other descriptors
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -79,7 +79,7 @@ class FarCrew:
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 working = [
-                    group.create_task(self._asked(member, member.actor.run.remote(number, plan)))
+                    group.create_task(self._asked(member, member.actor.run.remote(number, replace(plan, spill_folder=""))))  # it is ours
                     for member, plan in zip(members, plans, strict=True)
                 ]
                 offsets = await self._begin(number, members)
@@ -152,10 +152,7 @@ class FarCrew:
             "start_skew_ns": str(spread_ns(began)),
         }
         log.info("run from %s: %s", notes["load_hosts"], notes)
-        ours = [
-            replace(result, requests=tuple(on_our_clock(request, offset) for request in result.requests))
-            for result, offset in zip(results, offsets, strict=True)
-        ]
+        ours = [replace(result, columns=on_our_clock(result.columns, offset)) for result, offset in zip(results, offsets, strict=True)]
         return Done(ours, spread_ns(began) / 1e9, await self._relays.lags_ns(), notes)
 
 

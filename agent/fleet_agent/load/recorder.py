@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fleet_agent.load.records import Request
+from fleet_agent.load import tables
+from fleet_agent.load.columns import NOT_TOLD, Columns
 
 SCHEMA_VERSION: Final = "1"
 SCHEMA: Final = pa.schema(
@@ -34,6 +36,14 @@ SCHEMA: Final = pa.schema(
         pa.field("prompt_digest", pa.string(), nullable=False),
     ]
 )
+SORTED_CHUNKS: Final = 1 << 22  # a run of as many at most is in the order of its requests; a longer one in that in which they ended
+GROUP_CHUNKS: Final = 1 << 20  # of a row group, about
+GROUP_ROWS: Final = 1 << 18
+_NULLS: Final = {  # what stands for something that never came
+    "sent_ns": 0, "first_output_ns": 0, "last_ns": 0, "status": 0,
+    "prompt_tokens": NOT_TOLD, "completion_tokens": NOT_TOLD, "cached_tokens": NOT_TOLD, "verify_ct": NOT_TOLD,
+}  # fmt: skip
+_TEXTS: Final = ("finish_reason", "error_kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,55 +55,83 @@ class RawFile:
     size_bytes: int
 
 
-def write(path: Path, requests: Sequence[Request], metadata: Mapping[str, object]) -> RawFile:
+def write(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFile:
     """Write the requests to `path` through a temporary file, flushed to disk and renamed. Raises OSError.
 
-    `metadata` goes into the file's key-value metadata, beside benchfleet.schema_version.
+    `metadata` goes into the file's key-value metadata, beside benchfleet.schema_version. At most a row group is in memory.
     """
     keys = {f"benchfleet.{name}": str(value) for name, value in metadata.items()} | {"benchfleet.schema_version": SCHEMA_VERSION}
-    content = _encode([_row(request) for request in requests], keys)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        _encode(temporary, columns, keys)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size_bytes = file.tell()
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
-    return RawFile(str(path), sha256(content).hexdigest(), len(content))
+    return RawFile(str(path), digest, size_bytes)
 
 
 def get_ready() -> None:
-    """Encode an empty table, so that the first run does not pay for what pyarrow imports at its first use (pandas, where it is)."""
-    _encode([], {})
+    """Encode an empty run, so that the first one does not pay for what pyarrow imports at its first use (pandas, where it is)."""
+    _encode(pa.BufferOutputStream(), Columns(), {})
 
 
-def _encode(rows: list[dict[str, Any]], keys: Mapping[str, str]) -> memoryview:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata(keys)), sink, compression="zstd")
-    return memoryview(sink.getvalue())
+def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
+    """Write row group by row group to a path or an Arrow stream."""
+    with pq.ParquetWriter(sink, SCHEMA.with_metadata(keys), compression="zstd", use_dictionary=list(_TEXTS)) as writer:
+        for group in _groups(columns):
+            writer.write_table(group)
 
 
-def _row(request: Request) -> dict[str, Any]:
-    """Times that never came, and what the server did not say, are null."""
-    response = request.response
-    return {
-        "request": request.number,
-        "intended_ns": request.intended_ns,
-        "sent_ns": request.sent_ns or None,
-        "first_output_ns": response.first_output_ns or None,
-        "last_ns": response.last_ns or None,
-        "chunk_ns": response.chunk_ns,
-        "chunk_tokens": response.chunk_tokens,
-        "prompt_tokens": response.prompt_tokens,
-        "completion_tokens": response.completion_tokens,
-        "cached_tokens": response.cached_tokens,
-        "verify_ct": response.verify_ct,
-        "finish_reason": response.finish_reason or None,
-        "error_kind": response.error_kind or None,
-        "status": response.status or None,
-        "prompt_digest": request.prompt_digest,
-    }
+def _groups(columns: Columns) -> Iterator[Any]:
+    """Tables of the size of a row group, in the order of the requests where all fit in memory."""
+    if columns.chunks > SORTED_CHUNKS:
+        yield from _gathered(_batches(columns))
+        return
+    whole = pa.Table.from_batches(_batches(columns), SCHEMA).sort_by("request").combine_chunks()
+    rows = max(1, min(GROUP_ROWS, GROUP_CHUNKS * len(whole) // max(1, columns.chunks)))
+    yield from (whole.slice(begin, rows) for begin in range(0, len(whole), rows))
+
+
+def _gathered(batches: Iterator[Any]) -> Iterator[Any]:
+    """Several batches together, as long as they are no row group yet."""
+    some: list[Any] = []
+    for batch in batches:
+        some.append(batch)
+        if sum(len(one.column("chunk_ns").values) for one in some) >= GROUP_CHUNKS:
+            yield pa.Table.from_batches(some)
+            some = []
+    if some:
+        yield pa.Table.from_batches(some)
+
+
+def _batches(columns: Columns) -> Iterator[Any]:
+    """A batch a piece, in the schema of the file. Raises OSError when a piece cannot be read."""
+    scalars, digests, row = tables.scalars(columns), tables.digests(columns), 0
+    for piece in columns.pieces:
+        part = scalars.slice(row, piece.rows)
+        chunk_ns, chunk_tokens = tables.chunk_lists(columns, row, piece)
+        made = {
+            "request": part.column("number"),
+            "chunk_ns": chunk_ns,
+            "chunk_tokens": chunk_tokens,
+            "prompt_digest": digests.slice(row, piece.rows),
+            **{name: tables.texts(columns, name, part.column(name)) for name in _TEXTS},
+            **{name: _told(part.column(name), nothing) for name, nothing in _NULLS.items()},
+        }
+        yield pa.RecordBatch.from_arrays([made[name] if name in made else part.column(name) for name in SCHEMA.names], schema=SCHEMA)
+        row += piece.rows
+
+
+def _told(values: Any, nothing: int) -> Any:
+    """Null where the value stands for nothing."""
+    return pc.if_else(pc.equal(values, nothing), pa.scalar(None, values.type), values)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Owns the frozen record of one request as it was measured; interprets nothing."""
+"""Owns the frozen record of one request as it was measured; interprets nothing. A run keeps them as columns (`columns.py`)."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class Request:
     number: int
     intended_ns: int
     sent_ns: int  # 0: never sent
-    prompt_digest: str
+    prompt_digest: str  # 16 hex digits
     response: Response
+    asked_tokens: int = 0  # the answer was asked to have exactly so many; 0: it was free
 
     @property
     def ok(self) -> bool:

@@ -8,6 +8,7 @@ import os
 import resource
 import ssl
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,15 +20,30 @@ import uvloop
 
 from fleet_agent.load.body import PATHS, Target, body, http_request
 from fleet_agent.load.client import Connection, Endpoint, Exchange
+from fleet_agent.load.columns import Builder, Columns
 from fleet_agent.load.decode import decode
 from fleet_agent.load.lag import Lag
+from fleet_agent.load.pieces import HELD_CHUNKS
 from fleet_agent.load.prompts import Draw, draw_prompt
 from fleet_agent.load.records import ErrorName, Request
+from fleet_agent.load.slots import first_due_ns
 from fleet_agent.load.start import Start
 
 GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
-MOST_IN_FLIGHT: Final = 1024  # of an open loop's shard; what is due beyond waits, and its delay is recorded
-RAW_LIMIT_BYTES: Final = 1 << 30  # answers kept undecoded until the end; beyond, they are decoded at once and the loop lag tells
+MOST_IN_FLIGHT: Final = 16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
+SPARE_FILES: Final = 64  # descriptors that are left for everything but the requests in flight
+READ_BYTES: Final = 128  # that a recorded read takes in memory beside its content
+NAP_NS: Final = 300_000  # the loop may be held so long: arrivals have the kernel's times
+SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much a shard keeps in memory; beyond, it works as it goes and its loop's lag tells."""
+
+    prepared: int = 1 << 16  # requests whose bytes are made before the start; those of later ones as they are sent, in some 20 µs
+    raw_bytes: int = 192 << 20  # answers that are decoded after the run; later ones at once
+    chunks: int = HELD_CHUNKS  # times and token counts of chunks; earlier ones go into a file, where the plan names a folder for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +58,71 @@ class ShardPlan:
     first: int = 0
     step: int = 1
     concurrency: int = 0  # slots of this shard (closed loop)
+    users: int = 0  # slots of all shards; 0: there is no other shard
     offsets_s: tuple[float, ...] = ()  # of all requests of the run (open loop)
     timeout_s: float = 600.0
     cancel_path: str = ""  # a file that appears here ends the shard
     limit_s: float = 0.0  # the shard ends itself so long after its start; 0: only its requests have limits
+    spill_folder: str = ""  # of this host, where chunks go that are too many for memory; empty: they stay in memory
+    room: Room = field(default_factory=Room)
 
     @property
     def numbers(self) -> range:
         """The requests of this shard."""
         return range(self.first, self.requests, self.step)
 
+    @property
+    def spill_path(self) -> str:
+        """This shard's own file in the folder; empty: it has none."""
+        return os.path.join(self.spill_folder, f"{self.first}.chunks") if self.spill_folder else ""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
     """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's resolution; `start_ns` is perf_counter_ns.
 
-    `expired`: it ended itself at its limit, as cancelled.
+    `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used from its start to its last answer;
+    `decode_s`: those that it took afterwards to decode what was left.
     """
 
-    requests: tuple[Request, ...]
+    columns: Columns
     started_unix_ns: int
     lags_ns: tuple[int, ...]
     cancelled: bool
     start_ns: int = 0
     expired: bool = False
+    cpu_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Send:
+    """What one request sends, and what identifies it afterwards."""
+
+    content: bytes
+    digest: str
+    output_tokens: int
 
 
 @dataclass(slots=True)
 class _Raw:
     number: int
     intended_ns: int
+    digest: str
+    asked_tokens: int
     exchange: Exchange
+
+
+class _Sends:
+    """The requests of a shard: the first ones are made ahead, the others when they are sent, and none is kept longer."""
+
+    def __init__(self, plan: ShardPlan) -> None:
+        """Raises ValueError for a plan that cannot be sent."""
+        self._plan = plan
+        self._ahead = {number: _prepare(plan, number) for number in plan.numbers[: plan.room.prepared]}
+
+    def take(self, number: int) -> _Send:
+        return self._ahead.pop(number, None) or _prepare(self._plan, number)
 
 
 @dataclass(slots=True)
@@ -81,9 +131,9 @@ class _Shard:
 
     plan: ShardPlan
     endpoint: Endpoint
-    sends: dict[int, tuple[bytes, str]]  # request bytes and prompt digest by number
-    raw: list[_Raw] = field(default_factory=list)
-    done: list[Request] = field(default_factory=list)
+    sends: _Sends
+    done: Builder
+    raw: deque[_Raw] = field(default_factory=deque)
     raw_bytes: int = 0
     lag: Lag = field(default_factory=Lag)
     flying: set[Connection] = field(default_factory=set)
@@ -92,6 +142,7 @@ class _Shard:
     expired: bool = False
     started_unix_ns: int = 0
     start_ns: int = 0  # 0: not yet
+    cpu_s: float = 0.0
 
     async def send(self, number: int, intended_ns: int) -> Exchange:
         """One request from its sending to the end of its answer, recorded whatever came."""
@@ -101,22 +152,17 @@ class _Shard:
             mine.append(connection)
             self.flying.add(connection)
 
-        exchange = await self.endpoint.exchange(self.sends[number][0], self.plan.timeout_s, took_off)
+        send = self.sends.take(number)
+        exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, took_off)
         self.flying.difference_update(mine)
-        self.raw_bytes += sum(len(data) for _, data in exchange.reads)
-        raw = _Raw(number, intended_ns, exchange)
-        if self.raw_bytes > RAW_LIMIT_BYTES:
-            self.done.append(self.read(raw))
+        raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
+        size = sum(READ_BYTES + len(data) for _, data in exchange.reads)
+        if self.raw_bytes + size > self.plan.room.raw_bytes:
+            self.done.add(_read(raw))
         else:
             self.raw.append(raw)
+            self.raw_bytes += size
         return exchange
-
-    def read(self, raw: _Raw) -> Request:
-        """Decode one recorded exchange; the text itself is not kept."""
-        exchange = raw.exchange
-        response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
-        sent_ns = 0 if exchange.failure == ErrorName.CONNECT else exchange.sent_ns
-        return Request(raw.number, raw.intended_ns, sent_ns, self.sends[raw.number][1], replace(response, text=""))
 
     def cancel(self) -> None:
         """End every request in flight and send no more."""
@@ -133,9 +179,20 @@ class _Shard:
 
     def result(self) -> ShardResult:
         """All that was measured, decoded."""
-        requests = tuple(sorted([*self.done, *map(self.read, self.raw)], key=lambda request: request.number))
-        lags_ns = tuple(self.lag.taken())
-        return ShardResult(requests, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired)
+        began = time.perf_counter()
+        while self.raw:
+            self.done.add(_read(self.raw.popleft()))
+        decode_s = time.perf_counter() - began
+        columns, lags_ns = self.done.built(), tuple(self.lag.taken())
+        return ShardResult(columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s)
+
+
+def _read(raw: _Raw) -> Request:
+    """Decode one recorded exchange."""
+    exchange = raw.exchange
+    response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    sent_ns = 0 if exchange.failure == ErrorName.CONNECT else exchange.sent_ns
+    return Request(raw.number, raw.intended_ns, sent_ns, raw.digest, response, raw.asked_tokens)
 
 
 def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
@@ -149,15 +206,15 @@ def run_shard(plan: ShardPlan, start: Start | None = None, tls: ssl.SSLContext |
     `start` says when it begins (default: at once), `tls` how it meets the server where the address alone does not say it.
     """
     _raise_file_limit()
-    sends = {number: _prepare(plan, number) for number in plan.numbers}
-    shard = _Shard(plan, Endpoint(plan.target.url, tls), sends, start=start or Start.now())
+    done = Builder(plan.spill_path, plan.room.chunks)
+    shard = _Shard(plan, Endpoint(plan.target.url, tls), _Sends(plan), done, start=start or Start.now())
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_drive(shard))
+        return shard.result()
     finally:
         gc.enable()
-    return shard.result()
 
 
 def get_ready() -> int:
@@ -168,34 +225,41 @@ def get_ready() -> int:
     return os.getpid()
 
 
-def _prepare(plan: ShardPlan, number: int) -> tuple[bytes, str]:
+def _prepare(plan: ShardPlan, number: int) -> _Send:
     prompt = draw_prompt(plan.draw, number)
     content = body(plan.target, plan.api, prompt.text, plan.output_tokens)
-    return http_request(plan.target, PATHS[plan.api], content), prompt.digest
+    return _Send(http_request(plan.target, PATHS[plan.api], content), prompt.digest, plan.output_tokens)
 
 
 async def _drive(shard: _Shard) -> None:
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(shard.lag.sample(_every_fifth(shard.look)))
         if shard.plan.concurrency:
-            await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.sends)))
+            await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.plan.numbers)))
         begin_ns = await shard.start.wait()
         shard.look()  # it may have been a cancel
         await _sleep_until(begin_ns, shard)
         shard.started_unix_ns, shard.start_ns = time.time_ns(), perf_counter_ns()
         shard.lag.taken()  # before the start it says nothing
         pattern: Callable[[_Shard, int], Awaitable[None]] = _closed_loop if shard.plan.concurrency else _open_loop
+        used_s = time.thread_time()
         if not shard.cancelled:
             await pattern(shard, shard.start_ns)
+        shard.cpu_s = time.thread_time() - used_s
         looking.cancel()
     shard.endpoint.close()
 
 
 async def _closed_loop(shard: _Shard, start_ns: int) -> None:
-    numbers = iter(shard.plan.numbers)
+    plan = shard.plan
+    numbers = iter(plan.numbers)
     async with asyncio.TaskGroup() as group:
-        for _ in range(shard.plan.concurrency):
-            group.create_task(_slot(shard, numbers, start_ns))
+        for slot in range(plan.concurrency):
+            due_ns = start_ns + first_due_ns(plan.first + slot * plan.step, plan.users or plan.concurrency)
+            await _sleep_until(due_ns, shard)
+            if shard.cancelled:
+                return
+            group.create_task(_slot(shard, numbers, due_ns))
 
 
 async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None:
@@ -210,7 +274,7 @@ async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None
 
 
 async def _open_loop(shard: _Shard, start_ns: int) -> None:
-    room = asyncio.Semaphore(MOST_IN_FLIGHT)
+    room = asyncio.Semaphore(_most_in_flight())
 
     async def send(number: int, due_ns: int) -> None:
         try:
@@ -229,9 +293,17 @@ async def _open_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _sleep_until(due_ns: int, shard: _Shard) -> None:
-    """Timers are good to a millisecond: the last one is spent in turns of the loop. Returns early when cancelled."""
-    while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:  # noqa: ASYNC110 - no event says that time has passed
-        await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1) if left_ns > 1_500_000 else 0)
+    """Returns early when cancelled. The loop's timers are good to a millisecond: the last one is spent in naps, its end in turns."""
+    wire = shard.endpoint.wire
+    wire.due_ns = due_ns
+    while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:
+        if left_ns > 1_500_000:
+            await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1))
+        else:
+            if left_ns > 2 * SPIN_NS:
+                time.sleep(min(left_ns - SPIN_NS, NAP_NS) / 1e9)  # noqa: ASYNC251 - turning all the while would take the core from others
+            await asyncio.sleep(0)
+    wire.due_ns = 0
 
 
 def _every_fifth(look: Callable[[], None]) -> Callable[[], None]:
@@ -243,6 +315,10 @@ def _every_fifth(look: Callable[[], None]) -> Callable[[], None]:
 def _exists(path: str) -> bool:
     """A stat of a local file takes microseconds."""
     return path != "" and os.path.exists(path)
+
+
+def _most_in_flight() -> int:
+    return max(1, min(MOST_IN_FLIGHT, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))
 
 
 def _raise_file_limit() -> None:

@@ -1,23 +1,28 @@
-"""Owns the way from the requests of one run to its metrics and the facts that gates judge; pure. Definitions: docs/metrics.md.
+"""Owns the way from the columns of one run to its metrics and the facts that gates judge. Definitions: docs/metrics.md. Load process only.
 
 Wall time becomes model time here and nowhere else: metrics and `duration_s` are model time, the facts stay wall time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from math import floor
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fleet_agent.load import tables
+from fleet_agent.load.columns import DIGEST_CHARACTERS, NOT_TOLD, Columns
+from fleet_agent.load.percentiles import percentile, percentiles, streamed
 from fleet_agent.load.records import Request, Response
+from fleet_agent.load.slots import all_due_ns
 from fleet_protos import metrics as names
 from fleet_protos.trial import Workload
 
 SALT_TOKENS: Final = 4  # the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
 SHARE_LEAST_REQUESTS: Final = 20
+_FAILED: Final = "error_kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Conditions:
     template_tokens: int | None = None
     lags_ns: tuple[int, ...] = ()
     speculation: bool = False  # asked for by the variant
+    cpu_s: float = 0.0  # of the shards, while they ran
+    decode_s: float = 0.0  # of the shards, afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,181 +51,227 @@ class Summary:
     duration_s: float
 
 
-def summarise(requests: Sequence[Request], conditions: Conditions) -> Summary:
-    """Metrics over the requests that succeeded (no metric without one), facts over all of them."""
-    good = [request for request in requests if request.ok]
-    tokens = sum(request.response.completion_tokens or 0 for request in good)
-    wall_s = _span_s(requests)
-    metrics = _metrics(good, tokens, wall_s, conditions) if tokens and wall_s > 0 else {}
-    facts = _facts(requests, good, conditions)
-    examples = {request.response.error_kind: request.response.error_detail for request in reversed(requests) if not request.ok}
-    return Summary(metrics, facts, examples, len(good), len(requests) - len(good), tokens, wall_s * conditions.time_scale)
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Requests as Arrow's batch of `columns.SCALARS`, and when each of them ended: its last byte, or its sending when nothing came back."""
+
+    table: Any
+    end_ns: Any
+
+    @staticmethod
+    def of(columns: Columns) -> _Rows:
+        table = tables.scalars(columns)
+        return _Rows(table, pc.max_element_wise(*(table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.table.column(name)
+
+    def where(self, mask: Any) -> _Rows:
+        """Those for which it is true; no copy is made when that is all."""
+        return self if pc.all(mask, min_count=0).as_py() else _Rows(self.table.filter(mask), self.end_ns.filter(mask))
+
+    def told(self, name: str) -> Any:
+        """Counts, 0 where the server told none."""
+        return pc.max_element_wise(self[name], 0)
+
+    @property
+    def e2e_ns(self) -> Any:
+        return pc.subtract(self.end_ns, self["intended_ns"])
+
+    @property
+    def ttft_ns(self) -> Any:
+        """Of rows with output; others have a negative one."""
+        return pc.subtract(self["first_output_ns"], self["intended_ns"])
+
+    @property
+    def has_output(self) -> Any:
+        return pc.not_equal(self["first_output_ns"], 0)
+
+    @property
+    def has_tpot(self) -> Any:
+        return pc.and_(pc.greater(self["completion_tokens"], 1), self.has_output)
+
+    @property
+    def tpot_ns(self) -> Any:
+        """Of rows that have one."""
+        rest_ns = pc.subtract(self.end_ns, self["first_output_ns"]).cast(pa.float64())
+        return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Exact sample percentile with linear interpolation between the closest ranks (NumPy's default, Hyndman and Fan's type 7).
+def summarise(columns: Columns, conditions: Conditions) -> Summary:
+    """Metrics over the requests that succeeded (no metric without one), facts over all of them.
 
-    `share` is in 0..1; 0.0 for no values.
+    Raises OSError when chunks that are in files cannot be read.
     """
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    rows = _Rows.of(columns)
+    good = rows.where(pc.equal(rows[_FAILED], 0))
+    tokens = _sum(good.told("completion_tokens"))
+    wall_s = (_most(rows.end_ns) - _least(rows["intended_ns"])) / 1e9
+    metrics = _metrics(columns, good, tokens, wall_s, conditions) if tokens and wall_s > 0 else {}
+    facts = _facts(columns, rows, good, conditions)
+    examples = dict(columns.error_examples)
+    return Summary(metrics, facts, examples, len(good), len(rows) - len(good), tokens, wall_s * conditions.time_scale)
 
 
-def _span_s(requests: Sequence[Request]) -> float:
-    """From the first intended send to the last byte, wall seconds."""
-    if not requests:
-        return 0.0
-    return (max(request.end_ns for request in requests) - min(request.intended_ns for request in requests)) / 1e9
+def get_ready() -> None:
+    """Compute on a request that never was, so that the first run does not pay for what Arrow loads at its first use."""
+    answered = Response(200, (2, 3), last_ns=3, prompt_tokens=1, completion_tokens=2)
+    summarise(Columns.of([Request(0, 1, 1, "0" * DIGEST_CHARACTERS, answered)]), Conditions(Workload()))
 
 
-def _metrics(good: Sequence[Request], tokens: int, wall_s: float, conditions: Conditions) -> dict[str, float]:
+def _metrics(columns: Columns, good: _Rows, tokens: int, wall_s: float, conditions: Conditions) -> dict[str, float]:
     scale = conditions.time_scale
-    e2e = [scale * (request.end_ns - request.intended_ns) / 1e9 for request in good]
-    ttft = [scale * (_first_ns(request) - request.intended_ns) / 1e9 for request in good if _first_ns(request)]
-    tpot = [scale * _tpot_s(request) for request in good if (request.response.completion_tokens or 0) > 1 and _first_ns(request)]
-    gaps = [scale * gap for request in good for gap in _gaps_s(request)]
-    users = [(request.response.completion_tokens or 0) / time for request, time in zip(good, e2e, strict=True) if time > 0]
     values: dict[str, float | None] = {
         names.OUTPUT_TOK_S: tokens / (wall_s * scale),
-        names.TOK_S_PER_USER: _mean(users),
-        names.TTFT_P50: percentile(ttft, 0.5) if ttft else None,
-        names.TTFT_P99: percentile(ttft, 0.99) if ttft else None,
-        names.TPOT_MEAN: _mean(tpot),
-        names.TPOT_P50: percentile(tpot, 0.5) if tpot else None,
-        names.TPOT_P99: percentile(tpot, 0.99) if tpot else None,
-        names.ICL_P50: percentile(gaps, 0.5) if gaps else None,
-        names.ICL_P99: percentile(gaps, 0.99) if gaps else None,
-        names.E2E_P50: percentile(e2e, 0.5),
-        names.E2E_P99: percentile(e2e, 0.99),
-        names.DISPATCH_DELAY_P99: scale * _dispatch_p99_s(good),
-        names.ACHIEVED_CONCURRENCY: sum(e2e) / (wall_s * scale),
+        names.TOK_S_PER_USER: _tok_s_per_user(good, scale),
+        names.ACHIEVED_CONCURRENCY: _sum(good.e2e_ns) / 1e9 / wall_s,
         names.ACCEPT_LENGTH: _accept_length(good),
-        names.VERIFY_STEPS: float(_verify_steps(good)) or None,
+        names.VERIFY_STEPS: float(_sum(good.told("verify_ct"))) or None,
         names.CACHED_TOKEN_RATIO: _cached_ratio(good, conditions.template_tokens),
         names.GOODPUT_RATIO: _goodput(good, conditions),
+        names.CLIENT_CPU_US_PER_TOKEN: 1e6 * conditions.cpu_s / tokens if conditions.cpu_s else None,
     }
-    return {name: value for name, value in values.items() if value is not None}
+    latencies = {name: ns * scale / 1e9 for name, ns in _latencies_ns(columns, good).items()}
+    return {name: value for name, value in values.items() if value is not None} | latencies
 
 
-def _facts(requests: Sequence[Request], good: Sequence[Request], conditions: Conditions) -> dict[str, Any]:
+def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
+    """Wall nanoseconds; what no request has is left out."""
+    first, timed = good.where(good.has_output), good.where(good.has_tpot)
+    e2e = percentiles(good.e2e_ns, 0.5, 0.99)
+    found = {names.E2E_P50: e2e[0], names.E2E_P99: e2e[1], names.DISPATCH_DELAY_P99: 1e9 * _dispatch_p99_s(good)}
+    if len(first):
+        found |= dict(zip((names.TTFT_P50, names.TTFT_P99), percentiles(first.ttft_ns, 0.5, 0.99), strict=True))
+    if len(timed):
+        tpot_ns = timed.tpot_ns
+        found |= dict(zip((names.TPOT_P50, names.TPOT_P99), percentiles(tpot_ns, 0.5, 0.99), strict=True))
+        found[names.TPOT_MEAN] = pc.mean(tpot_ns).as_py()
+    return found | dict(zip((names.ICL_P50, names.ICL_P99), streamed(lambda: tables.good_gaps_ns(columns), 0.5, 0.99), strict=False))
+
+
+def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: Conditions) -> dict[str, Any]:
     """The fields of core.gates.RunFacts. They judge the client, so their seconds are wall seconds."""
-    counts = [request.response.completion_tokens or 0 for request in good]
+    counts, workload = good.told("completion_tokens"), conditions.workload
+    failed = rows.where(pc.not_equal(rows[_FAILED], 0))
     return {
         "requests_ok": len(good),
-        "requests_failed": len(requests) - len(good),
-        "error_kinds": dict(Counter(request.response.error_kind for request in requests if not request.ok)),
-        "finish_reasons": dict(Counter(request.response.finish_reason for request in good)),
-        "completion_tokens_min": min(counts, default=0),
-        "completion_tokens_max": max(counts, default=0),
-        "zero_token_requests": sum(1 for request in good if not request.response.completion_tokens or not _first_ns(request)),
+        "requests_failed": len(rows) - len(good),
+        "error_kinds": _counted(columns, failed, "error_kind"),
+        "finish_reasons": _counted(columns, good, "finish_reason"),
+        "completion_tokens_min": _least(counts),
+        "completion_tokens_max": _most(counts),
+        "zero_token_requests": _sum(pc.or_(pc.equal(counts, 0), pc.invert(good.has_output))),
         "cached_token_ratio": _cached_ratio(good, conditions.template_tokens),
-        "achieved_concurrency": _steady_concurrency(requests) if conditions.workload.concurrency else 0.0,
-        "dispatch_delay_p99_s": _dispatch_p99_s(requests),
+        "achieved_concurrency": _steady_concurrency(rows, workload.concurrency) if workload.concurrency else 0.0,
+        "dispatch_delay_p99_s": _dispatch_p99_s(rows),
         "loop_lag_p99_s": percentile(conditions.lags_ns, 0.99) / 1e9,
         "speculation": conditions.speculation,
         "accept_length": _accept_length(good),
-        "answered_share": _answered_share(good) if conditions.workload.rate_per_s else None,
+        "answered_share": None if workload.concurrency else _answered_share(good),
         "client_count_mismatch": _count_mismatch(good),
+        "client_cpu_s": conditions.cpu_s,
+        "client_decode_s": conditions.decode_s,
     }
 
 
-def _first_ns(request: Request) -> int:
-    return request.response.first_output_ns
+def _tok_s_per_user(good: _Rows, scale: float) -> float | None:
+    took = good.where(pc.greater(good.e2e_ns, 0))
+    if not len(took):
+        return None
+    rates = pc.divide(took.told("completion_tokens").cast(pa.float64()), took.e2e_ns.cast(pa.float64()))
+    return float(pc.mean(rates).as_py()) * 1e9 / scale
 
 
-def _tpot_s(request: Request) -> float:
-    return (request.end_ns - _first_ns(request)) / 1e9 / ((request.response.completion_tokens or 0) - 1)
+def _dispatch_p99_s(rows: _Rows) -> float:
+    sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
+    return percentile(pc.subtract(sent["sent_ns"], sent["intended_ns"]), 0.99) / 1e9
 
 
-def _gaps_s(request: Request) -> list[float]:
-    times = request.response.chunk_ns
-    return [(later - earlier) / 1e9 for earlier, later in pairwise(times)]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _dispatch_p99_s(requests: Sequence[Request]) -> float:
-    return percentile([(request.sent_ns - request.intended_ns) / 1e9 for request in requests if request.sent_ns], 0.99)
-
-
-def _accept_length(good: Sequence[Request]) -> float | None:
+def _accept_length(good: _Rows) -> float | None:
     """Tokens per verify step over the requests that report steps; None: no speculation."""
-    told = [request.response for request in good if request.response.verify_ct]
-    steps = _verify_steps(good)
-    return sum(response.completion_tokens or 0 for response in told) / steps if steps else None
+    told = good.where(pc.greater(good["verify_ct"], 0))
+    return _sum(told.told("completion_tokens")) / _sum(told["verify_ct"]) if len(told) else None
 
 
-def _verify_steps(good: Sequence[Request]) -> int:
-    return sum(request.response.verify_ct or 0 for request in good)
-
-
-def _cached_ratio(good: Sequence[Request], template_tokens: int | None) -> float | None:
+def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
     """Cached prompt tokens beyond the template's and a salt's chance, by prompt tokens; None: the server does not report them.
 
     SGLang's chat answers leave the count out when it is 0, so a server that told it to the probes means 0 by silence.
     """
-    told = [request.response for request in good if template_tokens is not None or request.response.cached_tokens is not None]
-    prompt_tokens = sum(response.prompt_tokens or 0 for response in told)
+    told = good if template_tokens is not None else good.where(pc.not_equal(good["cached_tokens"], NOT_TOLD))
+    prompt_tokens = _sum(told.told("prompt_tokens"))
     if not prompt_tokens:
         return None
     planned = (template_tokens or 0) + SALT_TOKENS
-    return sum(max(0, (response.cached_tokens or 0) - planned) for response in told) / prompt_tokens
+    return _sum(pc.max_element_wise(pc.subtract(told.told("cached_tokens"), planned), 0)) / prompt_tokens
 
 
-def _steady_concurrency(requests: Sequence[Request]) -> float:
-    """Mean requests in flight from the first intended send to the first end after the last sending (then slots run out of work)."""
-    sent = [request for request in requests if request.sent_ns]
-    if not sent:
+def _steady_concurrency(rows: _Rows, users: int) -> float:
+    """Mean requests in flight while all slots have work: from the last slot's first request to the first end after the last sending."""
+    sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
+    if not len(sent):
         return 0.0
-    start = min(request.intended_ns for request in sent)
-    last_sent = max(request.sent_ns for request in sent)
-    end = min((request.end_ns for request in sent if request.end_ns > last_sent), default=last_sent)
-    flown = sum(max(0, min(request.end_ns, end) - request.sent_ns) for request in sent)
-    return flown / (end - start) if end > start else 0.0
+    last_sent = _most(sent["sent_ns"])
+    start = min(_least(sent["intended_ns"]) + all_due_ns(users), last_sent)
+    end = _least(sent.end_ns.filter(pc.greater(sent.end_ns, last_sent))) or last_sent
+    flown = pc.subtract(pc.min_element_wise(sent.end_ns, end), pc.max_element_wise(sent["sent_ns"], start))
+    return _sum(pc.max_element_wise(flown, 0)) / (end - start) if end > start else 0.0
 
 
-def _answered_share(good: Sequence[Request]) -> float | None:
+def _answered_share(good: _Rows) -> float | None:
     """Answers that ended in the second half of the arrivals, by the requests due in it; None for fewer than 20 of these."""
-    due = sorted(request.intended_ns for request in good)
-    if not due:
-        return None
-    half, last = (due[0] + due[-1]) // 2, due[-1]
-    asked = sum(half < at <= last for at in due)
-    return sum(half < request.end_ns <= last for request in good) / asked if asked >= SHARE_LEAST_REQUESTS else None
+    due = good["intended_ns"]
+    first, last = _least(due), _most(due)
+    half = (first + last) // 2
+    asked, answered = (_sum(pc.and_(pc.greater(at, half), pc.less_equal(at, last))) for at in (due, good.end_ns))
+    return answered / asked if asked >= SHARE_LEAST_REQUESTS else None
 
 
-def _count_mismatch(good: Sequence[Request]) -> float | None:
+def _count_mismatch(good: _Rows) -> float | None:
     """How far the client's own count of tokens is from the server's; None: it could not count.
 
     Without token ids it has only chunks, each of at least one token: more chunks than tokens are a mismatch, fewer tell nothing.
     """
-    told = sum(request.response.completion_tokens or 0 for request in good)
-    off = sum(_miscount(request.response) for request in good)
-    if not told or not (off or all(request.response.own_is_exact for request in good)):
-        return None
-    return off / told
+    counts = good.told("completion_tokens")
+    told = _sum(counts)
+    apart = pc.subtract(good["own_tokens"].cast(pa.int64()), counts)
+    exact = pc.equal(good["own_is_exact"], 1)
+    off = _sum(pc.if_else(exact, pc.abs(apart), pc.max_element_wise(apart, 0)))
+    return off / told if told and (off or pc.all(exact).as_py()) else None
 
 
-def _miscount(response: Response) -> int:
-    off = response.own_tokens - (response.completion_tokens or 0)
-    return abs(off) if response.own_is_exact else max(0, off)
-
-
-def _goodput(good: Sequence[Request], conditions: Conditions) -> float | None:
+def _goodput(good: _Rows, conditions: Conditions) -> float | None:
     """Share of the requests that met every limit asked for; None when none was."""
-    slo, scale = conditions.workload.slo, conditions.time_scale
+    slo, to_s = conditions.workload.slo, conditions.time_scale / 1e9
     if not (slo.ttft_p99_s or slo.tpot_p99_s):
         return None
-    met = 0
-    for request in good:
-        ttft_s = scale * (_first_ns(request) - request.intended_ns) / 1e9
-        tpot_s = scale * _tpot_s(request) if (request.response.completion_tokens or 0) > 1 else 0.0
-        met += (not slo.ttft_p99_s or ttft_s <= slo.ttft_p99_s) and (not slo.tpot_p99_s or tpot_s <= slo.tpot_p99_s)
-    return met / len(good)
+    met = pc.is_valid(good["intended_ns"])
+    if slo.ttft_p99_s:
+        met = pc.and_(good.has_output, pc.less_equal(pc.multiply(good.ttft_ns.cast(pa.float64()), to_s), slo.ttft_p99_s))
+    if slo.tpot_p99_s:
+        one_token = pc.less_equal(good["completion_tokens"], 1)
+        met = pc.and_(met, pc.or_(one_token, pc.less_equal(pc.multiply(good.tpot_ns, to_s), slo.tpot_p99_s)))
+    return float(_sum(met)) / len(good)
+
+
+def _counted(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
+    """How many rows have each of the texts."""
+    found = tables.texts(columns, name, rows[name]).fill_null("").value_counts()
+    return {entry["values"]: entry["counts"] for entry in found.to_pylist()}
+
+
+def _sum(values: Any) -> int:
+    return pc.sum(values).as_py() or 0
+
+
+def _least(values: Any) -> int:
+    """0 for none."""
+    return pc.min(values).as_py() or 0
+
+
+def _most(values: Any) -> int:
+    """0 for none."""
+    return pc.max(values).as_py() or 0

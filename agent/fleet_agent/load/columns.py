@@ -1,0 +1,200 @@
+"""Owns the measured requests of a run as columns, one row a request; interprets none of them. Needs nothing but the standard library.
+
+A row takes about 80 bytes, whatever was asked and answered; the chunks of all rows lie flattened in pieces (`pieces.py`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Final
+
+from fleet_agent.load.pieces import HELD_CHUNKS, PIECE_CHUNKS, Piece, Pieces
+from fleet_agent.load.records import Request, Response
+
+NOT_TOLD: Final = -1  # a count that the server did not tell
+MOST_COUNT: Final = 2**31 - 1
+DIGEST_CHARACTERS: Final = 16
+MOST_NAMES: Final = 200  # different finish reasons that are kept; a server that makes up more of them gets OTHER_NAME
+MOST_CHARACTERS: Final = 100  # of each
+OTHER_NAME: Final = "(other)"
+# Name → type of the array. Times are perf_counter_ns and 0 where something never came; counts are NOT_TOLD where they were not told.
+SCALARS: Final[Mapping[str, str]] = {
+    "number": "i",
+    "asked_tokens": "i",
+    "intended_ns": "q",
+    "sent_ns": "q",
+    "first_output_ns": "q",
+    "last_ns": "q",
+    "prompt_tokens": "i",
+    "completion_tokens": "i",
+    "cached_tokens": "i",
+    "verify_ct": "i",
+    "own_tokens": "i",
+    "own_is_exact": "B",
+    "status": "i",
+    "chunks": "i",
+    "tokens_told": "B",  # 1: the piece has the tokens of each of the row's chunks
+    "finish_reason": "B",  # codes: see Columns
+    "error_kind": "B",
+}
+_TIMES: Final = ("intended_ns", "sent_ns", "first_output_ns", "last_ns")
+_CODES: Final = ("finish_reason", "error_kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows in the order in which their requests ended, shard by shard.
+
+    `digests` has 16 ASCII characters a row. `names` has for each column of codes what its codes from 1 on mean; 0 means nothing was told.
+    """
+
+    scalars: Mapping[str, array[int]] = field(default_factory=lambda: {name: array(code) for name, code in SCALARS.items()})
+    digests: bytearray = field(default_factory=bytearray)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {name: () for name in _CODES})
+    error_examples: Mapping[str, str] = field(default_factory=dict)  # one server's or system's own words for each error kind
+    pieces: tuple[Piece, ...] = ()
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> Columns:
+        """Columns of rows that somebody has."""
+        builder = Builder()
+        for request in requests:
+            builder.add(request)
+        return builder.built()
+
+    @staticmethod
+    def joined(parts: Sequence[Columns]) -> Columns:
+        """The rows of all parts, one part after the other; their pieces are neither read nor copied."""
+        tables = {name: _Names() for name in _CODES}
+        scalars = {name: array(code) for name, code in SCALARS.items()}
+        digests = bytearray()
+        examples: dict[str, str] = {}
+        for part in parts:
+            for name, column in part.scalars.items():
+                scalars[name].extend(tables[name].recoded(column, part.names[name]) if name in _CODES else column)
+            digests += part.digests
+            examples = dict(part.error_examples) | examples
+        names = {name: table.names for name, table in tables.items()}
+        return Columns(scalars, digests, names, examples, tuple(piece for part in parts for piece in part.pieces))
+
+    @property
+    def rows(self) -> int:
+        """How many requests."""
+        return len(self.scalars["number"])
+
+    @property
+    def chunks(self) -> int:
+        """How many events with output, over all of them."""
+        return sum(piece.chunks for piece in self.pieces)
+
+    @property
+    def spilled(self) -> bool:
+        """Whether some of the chunks are in files."""
+        return any(piece.path for piece in self.pieces)
+
+    def shifted(self, by_ns: int) -> Columns:
+        """All times so much later; one that never was stays so."""
+        moved = {name: array("q", (ns + by_ns if ns else 0 for ns in self.scalars[name])) for name in _TIMES}
+        return replace(self, scalars={**self.scalars, **moved}, pieces=tuple(piece.shifted(by_ns) for piece in self.pieces))
+
+    def requests(self) -> list[Request]:
+        """The rows as such, by number, an object each: for small runs. Raises OSError when chunks cannot be read from their file."""
+        return sorted(self._rows(), key=lambda request: request.number)
+
+    def _rows(self) -> Iterator[Request]:
+        row = 0
+        for piece in self.pieces:
+            chunks = piece.read()
+            rows = range(row, row := row + piece.rows)
+            ends = accumulate(self.scalars["chunks"][at] for at in rows)
+            told = accumulate(self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows)
+            for at, end, end_told in zip(rows, ends, told, strict=True):
+                count = self.scalars["chunks"][at]
+                times = tuple(ns + piece.shift_ns for ns in chunks.times_ns[end - count : end])
+                tokens = tuple(chunks.tokens[end_told - count : end_told]) if self.scalars["tokens_told"][at] else None
+                yield self._row(at, times, tokens)
+
+    def _row(self, at: int, chunk_ns: tuple[int, ...], chunk_tokens: tuple[int, ...] | None) -> Request:
+        value = {name: column[at] for name, column in self.scalars.items()}
+        texts = {name: self.names[name][value[name] - 1] if value[name] else "" for name in _CODES}
+        response = Response(
+            status=value["status"], chunk_ns=chunk_ns, chunk_tokens=chunk_tokens, last_ns=value["last_ns"],
+            prompt_tokens=_or_none(value["prompt_tokens"]), completion_tokens=_or_none(value["completion_tokens"]),
+            cached_tokens=_or_none(value["cached_tokens"]), verify_ct=_or_none(value["verify_ct"]),
+            own_tokens=value["own_tokens"], own_is_exact=bool(value["own_is_exact"]),
+            finish_reason=texts["finish_reason"], error_kind=texts["error_kind"],
+        )  # fmt: skip
+        digest = self.digests[at * DIGEST_CHARACTERS : (at + 1) * DIGEST_CHARACTERS].decode("ascii")
+        return Request(value["number"], value["intended_ns"], value["sent_ns"], digest, response, value["asked_tokens"])
+
+
+class Builder:
+    """Takes rows as they come and keeps their chunks in bounded memory: see `Pieces` for the arguments."""
+
+    def __init__(self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS) -> None:
+        self._columns = Columns()
+        self._appends = tuple(column.append for column in self._columns.scalars.values())
+        self._pieces = Pieces(path, held_chunks, piece_chunks)
+        self._finish_reasons = _Names()
+        self._error_kinds = _Names()
+        self._examples: dict[str, str] = {}
+
+    def add(self, request: Request) -> None:
+        """One more row; the answer's text is not kept. Raises ValueError for a digest that is none."""
+        response = request.response
+        if len(request.prompt_digest) != DIGEST_CHARACTERS:
+            raise ValueError(f"prompt digest {request.prompt_digest!r} of request {request.number} has not {DIGEST_CHARACTERS} characters")
+        row = (
+            request.number, request.asked_tokens, request.intended_ns, request.sent_ns, response.first_output_ns, response.last_ns,
+            _told(response.prompt_tokens), _told(response.completion_tokens), _told(response.cached_tokens), _told(response.verify_ct),
+            response.own_tokens, response.own_is_exact, response.status, len(response.chunk_ns), response.chunk_tokens is not None,
+            self._finish_reasons.code(response.finish_reason), self._error_kinds.code(response.error_kind),
+        )  # fmt: skip
+        for append, value in zip(self._appends, row, strict=True):
+            append(value)
+        self._columns.digests.extend(request.prompt_digest.encode("ascii"))
+        self._pieces.add(response.chunk_ns, response.chunk_tokens or ())
+        if response.error_kind:
+            self._examples.setdefault(response.error_kind, response.error_detail)
+
+    def built(self) -> Columns:
+        """All rows; nothing may be added any more."""
+        names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
+        return replace(self._columns, names=names, error_examples=self._examples, pieces=self._pieces.taken())
+
+
+class _Names:
+    """Codes from 1 on for texts of which there are few; 0 for none."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._codes)
+
+    def code(self, name: str) -> int:
+        if not name:
+            return 0
+        known = self._codes.get(name)
+        if known is None:
+            is_full = len(self._codes) >= MOST_NAMES
+            kept = OTHER_NAME if is_full else name[:MOST_CHARACTERS].encode("utf-8", "replace").decode()  # JSON can say half characters
+            known = self._codes.setdefault(kept, len(self._codes) + 1)
+        return known
+
+    def recoded(self, codes: array[int], names: Sequence[str]) -> array[int]:
+        """Another table's codes as codes of this one."""
+        ours = bytes([0, *(self.code(name) for name in names)])
+        return array("B", codes.tobytes().translate(ours.ljust(256, b"\0")))
+
+
+def _told(count: int | None) -> int:
+    return NOT_TOLD if count is None else min(count, MOST_COUNT)
+
+
+def _or_none(count: int) -> int | None:
+    return None if count == NOT_TOLD else count

@@ -1,0 +1,84 @@
+"""Owns a run's columns as Arrow's: the rows as one table, the chunks piece by piece, without needless copies. Load process only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fleet_agent.load.columns import DIGEST_CHARACTERS, SCALARS, Columns
+from fleet_agent.load.pieces import Piece
+
+_TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
+
+
+def scalars(columns: Columns) -> Any:
+    """A batch with a column for each of `SCALARS`, as they are: 0 and -1 are not null."""
+    return pa.RecordBatch.from_pydict({name: _array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()})
+
+
+def digests(columns: Columns) -> Any:
+    """The prompts' digests, as an array of strings."""
+    ends = array("i", range(0, DIGEST_CHARACTERS * (columns.rows + 1), DIGEST_CHARACTERS))
+    return pa.StringArray.from_buffers(columns.rows, pa.py_buffer(ends), pa.py_buffer(columns.digests))
+
+
+def texts(columns: Columns, name: str, codes: Any) -> Any:
+    """What the codes of the column of that name mean; null for those that mean nothing."""
+    return pa.array([None, *columns.names[name]], pa.string()).take(codes)
+
+
+def good_gaps_ns(columns: Columns) -> Iterator[Any]:
+    """The time between each two neighbouring chunks of a request that succeeded, piece by piece. Raises OSError when one cannot be read."""
+    row = 0
+    for piece in columns.pieces:
+        rows = slice(row, row := row + piece.rows)
+        if piece.chunks > 1:
+            times = _array(pa.int64(), piece.read().times_ns)
+            mask = _within_good_rows(columns.scalars["chunks"][rows], columns.scalars["error_kind"][rows], piece.chunks)
+            yield pc.subtract(times[1:], times[:-1]).filter(mask)
+
+
+def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> Any:
+    """For each two neighbouring chunks: True when both are of the same row, and that succeeded."""
+    kept = array("B", b"\1" * chunks)
+    end = 0
+    for count, code in zip(counts, failed, strict=True):
+        if not count:
+            continue
+        begin, end = end, end + count
+        kept[end - 1] = 0  # what follows is another row's
+        if code:
+            kept[begin:end] = array("B", bytes(count))
+    return _array(pa.uint8(), kept)[: chunks - 1].cast(pa.bool_())
+
+
+def chunk_lists(columns: Columns, row: int, piece: Piece) -> tuple[Any, Any]:
+    """The times and the tokens of the chunks of each row of the piece, which begins at `row`, as arrays of lists.
+
+    Raises OSError when the piece cannot be read.
+    """
+    chunks = piece.read()
+    counts = columns.scalars["chunks"][row : row + piece.rows]
+    told = columns.scalars["tokens_told"][row : row + piece.rows]
+    times = _array(pa.int64(), chunks.times_ns)
+    times = pc.add(times, piece.shift_ns) if piece.shift_ns else times
+    told_counts = (count * known for count, known in zip(counts, told, strict=True))
+    unknown = pc.equal(_array(pa.uint8(), told), 0)
+    return (
+        pa.ListArray.from_arrays(_ends(counts), times),
+        pa.ListArray.from_arrays(_ends(told_counts), _array(pa.int32(), chunks.tokens), mask=unknown),
+    )
+
+
+def _ends(counts: Any) -> Any:
+    return _array(pa.int32(), array("i", accumulate(counts, initial=0)))
+
+
+def _array(kind: Any, values: array[int]) -> Any:
+    """The array's own memory."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
