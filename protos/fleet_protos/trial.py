@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,8 +11,8 @@ from typing import Any
 from fleet_protos.errors import ErrorKind
 
 __all__ = [
-    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "LoadPlan", "Measure", "Outcome",
-    "Phase", "RunResult", "Simulation", "Slo", "TrialSpec", "Workload",
+    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths", "LoadPlan", "Measure",
+    "Outcome", "Phase", "RunResult", "Simulation", "Slo", "Stage", "TrialSpec", "Workload",
 ]  # fmt: skip
 
 
@@ -130,8 +131,40 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of an open loop in which the rate goes in a straight line from one value to another."""
+
+    start_per_s: float = 0.0
+    end_per_s: float = 0.0
+    duration_s: float = 0.0
+
+    @property
+    def requests(self) -> float:
+        """How many are due in it."""
+        return (self.start_per_s + self.end_per_s) / 2 * self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many tokens each of many texts has, drawn from the seed; an empty distribution does not say. See `trial.proto`."""
+
+    distribution: str = ""
+    least: int = 0
+    most: int = 0
+    median: float = 0.0
+    sigma: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Of the distribution, before what is above `most` is cut to it; 0 when it does not say."""
+        if self.distribution == "lognormal":
+            return self.median * math.exp(self.sigma**2 / 2)
+        return (self.least + self.most) / 2
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """One load pattern: closed loop when `concurrency` > 0, open loop when `rate_per_s` > 0, never both."""
+    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s` or by `stages`; never two of these."""
 
     name: str = ""
     concurrency: int = 0
@@ -144,6 +177,24 @@ class Workload:
     api: str = ""
     slo: Slo = field(default_factory=Slo)
     request_timeout_s: float = 600.0
+    burstiness: float = 0.0
+    stages: tuple[Stage, ...] = ()
+    output: Lengths = field(default_factory=Lengths)
+
+    @property
+    def is_open(self) -> bool:
+        """Its requests come when they are due, whatever the server does."""
+        return self.rate_per_s > 0 or bool(self.stages)
+
+    @property
+    def fixes_lengths(self) -> bool:
+        """Each answer is asked to be exactly as long as one number, or as one of its own."""
+        return self.output_tokens > 0 or self.output.distribution != ""
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Of an answer."""
+        return self.output_tokens or self.output.mean
 
 
 @dataclass(frozen=True, slots=True)

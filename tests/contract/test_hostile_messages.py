@@ -25,7 +25,20 @@ from hypothesis import strategies as st
 from fleet_agent.core.soundness import shown
 from fleet_protos.codec import to_proto
 from fleet_protos.sockets import listen_address
-from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, LoadPlan, Measure, Outcome, Simulation, TrialSpec, Workload
+from fleet_protos.trial import (
+    Container,
+    EngineKind,
+    EngineSpec,
+    Gang,
+    Lengths,
+    LoadPlan,
+    Measure,
+    Outcome,
+    Simulation,
+    Stage,
+    TrialSpec,
+    Workload,
+)
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
 
@@ -93,7 +106,10 @@ def whole() -> TrialSpec:
         container=Container("img:v1", "docker", "32g", {"/in": "/out"}, "python3"), entry="serve", cpu_binding="0-1",
         phase_timeouts_s={"start": 60.0}, proof="auto", gang=Gang(1, 0, "127.0.0.1:5"),
     )  # fmt: skip
-    load = Workload("w", 1, 1, arrivals="poisson", prompts="builtin:chat", output_tokens=10, api="chat")
+    load = Workload(
+        "w", 1, 1, arrivals="poisson", prompts="builtin:chat", output_tokens=10, api="chat", stages=(Stage(1, 1, 1),),
+        output=Lengths("uniform", 1, 5),
+    )  # fmt: skip
     plan = LoadPlan(("here",), 1)
     return TrialSpec("t-1", 1, "job", "job", "v", {"f": "l"}, 1, "here", engine, (load,), Measure(1, 1), load=plan)
 

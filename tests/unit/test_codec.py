@@ -24,8 +24,8 @@ BODY_NAMES = {
     for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
 }
 VALUES = [
-    trial.Simulation, trial.EngineSpec, trial.Slo, trial.Workload, trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact,
-    trial.RunResult, ev.Event, *BODIES,
+    trial.Simulation, trial.EngineSpec, trial.Slo, trial.Stage, trial.Lengths, trial.Workload, trial.Measure, trial.TrialSpec,
+    trial.Gate, trial.Artifact, trial.RunResult, ev.Event, *BODIES,
 ]  # fmt: skip
 ENUMS = [trial.EngineKind, trial.Phase, trial.Outcome, trial.GateEffect]
 
@@ -41,9 +41,12 @@ engines = st.builds(
     trial.EngineSpec, st.sampled_from(trial.EngineKind), texts, st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3))),
     st.dictionaries(texts, texts), counts, texts, texts, floats, floats, simulations,
 )  # fmt: skip
+stages = st.lists(st.builds(trial.Stage, floats, floats, floats), max_size=2).map(tuple)
+lengths = st.builds(trial.Lengths, texts, counts, counts, floats, floats)
 workloads = st.builds(
-    trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats
-)
+    trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats,
+    burstiness=floats, stages=stages, output=lengths,
+)  # fmt: skip
 measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
 specs = st.builds(
     trial.TrialSpec, texts, counts, texts, texts, texts, st.dictionaries(texts, texts), counts, texts, engines,

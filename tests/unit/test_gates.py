@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.core.gates import GATES, RunFacts, run_gates
-from fleet_protos.trial import Gate, GateEffect, Measure, RunResult, Workload
+from fleet_protos.trial import Gate, GateEffect, Lengths, Measure, RunResult, Stage, Workload
 
 CLOSED = Workload(name="busy", concurrency=8, requests=32, output_tokens=500)
 OPEN = Workload(name="open", rate_per_s=4.0, duration_s=60.0, output_tokens=500)
@@ -177,3 +177,18 @@ def test_a_tripped_gate_is_a_listed_one_no_worse_than_listed_and_comes_once(fact
     assert len({gate.code for gate in found}) == len(found)
     if facts.requests_failed or not facts.requests_ok or facts.zero_token_requests:
         assert RunResult(gates=found).void
+
+
+def test_answers_whose_lengths_were_drawn_are_each_as_long_as_asked() -> None:
+    drawn = replace(CLOSED, output_tokens=0, output=Lengths("uniform", 5, 500))
+    assert gates(drawn, completion_tokens_min=5, completion_tokens_max=400) == ()
+    (gate,) = gates(drawn, off_length=2)
+    assert (gate.code, gate.message) == ("short_output", "2 of 32 answers are not as long as asked for")
+    (gate,) = gates(drawn, finish_reasons={"length": 31, "stop": 1})
+    assert gate.message.endswith("finish reasons beside length: 1 × stop")
+
+
+def test_a_ramp_is_an_open_loop_of_no_one_rate() -> None:
+    ramp = replace(OPEN, rate_per_s=0.0, stages=(Stage(0, 8, 60),))
+    assert [gate.code for gate in gates(ramp, dispatch_delay_p99_s=0.02)] == ["client_limited"]
+    assert gates(ramp, answered_share=0.1) == ()

@@ -1,10 +1,8 @@
-"""Promises of prompts, arrivals, bodies and shares: the seed decides all, equal across variants, different across runs."""
+"""Promises of prompts, bodies and shares: the seed decides all, equal across variants, different across runs."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.body import Target, body, http_request
 from fleet_agent.load.crew import NearCrew
 from fleet_agent.load.driver import plan_shards
-from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.messages import RUN, LoadRequest, read_request, request_line
 from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
-from fleet_protos.trial import Workload
+from fleet_protos.trial import Lengths, Slo, Stage, Workload
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
 SHARES = NearCrew(None, Path()).shares
@@ -58,38 +55,6 @@ def test_campaigns_on_one_external_server_have_salts_of_their_own() -> None:
     assert first[12:] == second[12:]
 
 
-def test_constant_arrivals_are_evenly_spaced_from_the_start() -> None:
-    workload = Workload("open", rate_per_s=4, duration_s=2)
-    assert send_offsets_s(workload, 1, 0) == (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75)
-
-
-def test_poisson_arrivals_have_the_rate_and_the_spread_of_their_process() -> None:
-    offsets = send_offsets_s(POISSON, 1, 0)
-    gaps = [later - earlier for earlier, later in pairwise(offsets)]
-    assert statistics.mean(gaps) == pytest.approx(1 / 50, rel=0.1)
-    assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.15)
-
-
-@given(st.floats(0.1, 100), st.floats(0.1, 20), st.sampled_from(["", "constant", "poisson"]), st.integers(0, 99))
-def test_arrivals_ascend_within_the_duration_and_are_never_none(rate: float, duration: float, arrivals: str, seed: int) -> None:
-    offsets = send_offsets_s(Workload("w", rate_per_s=rate, duration_s=duration, arrivals=arrivals), seed, 0)
-    assert list(offsets) == sorted(offsets)
-    assert offsets[0] >= 0 and offsets[-1] <= duration
-
-
-def test_arrivals_of_a_run_repeat_and_those_of_the_next_run_differ() -> None:
-    assert send_offsets_s(POISSON, 1, 0) == send_offsets_s(POISSON, 1, 0)
-    assert send_offsets_s(POISSON, 1, 0) != send_offsets_s(POISSON, 1, 1)
-
-
-@pytest.mark.parametrize(
-    "workload", [Workload("w"), Workload("w", rate_per_s=2), Workload("w", rate_per_s=1, duration_s=1, arrivals="bursty")]
-)
-def test_a_workload_without_a_usable_rate_is_refused(workload: Workload) -> None:
-    with pytest.raises(ValueError, match="workload 'w'"):
-        send_offsets_s(workload, 1, 0)
-
-
 def test_an_sglang_server_is_held_to_the_length_and_asked_for_its_own_counts() -> None:
     content = body(Target("http://h", "m"), "chat", "hi", 500)
     assert content["messages"] == [{"role": "user", "content": "hi"}]
@@ -119,6 +84,12 @@ def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_charac
     assert b"Authorization: Bearer t0" in head
     assert f"Content-Length: {len(content)}".encode() in head
     assert json.loads(content) == {"text": "é"}
+
+
+def test_a_request_for_load_comes_back_from_its_line_as_it_was() -> None:
+    workload = Workload("w", stages=(Stage(0, 8, 5),), arrivals="gamma", burstiness=2, output=Lengths("uniform", 1, 9), slo=Slo(1, 0.1))
+    request = LoadRequest("http://h", workload, seed=3, metadata={"job": "j"})
+    assert read_request(json.loads(request_line(4, RUN, request))) == request
 
 
 @given(st.integers(1, 70), st.integers(1, 300))

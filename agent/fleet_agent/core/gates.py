@@ -59,6 +59,7 @@ class RunFacts:
     speculation: bool  # asked for by the variant
     accept_length: float | None  # output tokens of a verify step, bonus token counted
     answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
+    off_length: int = 0  # answers that succeeded and are not exactly as long as theirs was asked to be
     start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
     client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
     client_decode_s: float = 0.0  # that they took afterwards to decode what was left
@@ -93,12 +94,15 @@ def _requests(facts: RunFacts) -> Iterator[Gate]:
 def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     if facts.zero_token_requests:
         yield _void("zero_tokens", f"{facts.zero_token_requests} of {facts.requests_ok} answers had no token")
-    if not facts.requests_ok or not workload.output_tokens:
+    if not facts.requests_ok or not workload.fixes_lengths:
         return
     other = ", ".join(f"{count} × {reason}" for reason, count in sorted(facts.finish_reasons.items()) if reason != "length")
+    ended = f"; finish reasons beside length: {other}" if other else ""
     least, most = facts.completion_tokens_min, facts.completion_tokens_max
-    if other or not least == most == workload.output_tokens:
-        ended = f"; finish reasons beside length: {other}" if other else ""
+    if not workload.output_tokens:  # each answer has a length of its own
+        if other or facts.off_length:
+            yield _void("short_output", f"{facts.off_length} of {facts.requests_ok} answers are not as long as asked for{ended}")
+    elif other or not least == most == workload.output_tokens:
         yield _void("short_output", f"asked for {workload.output_tokens} tokens, got {least} to {most}{ended}")
 
 
@@ -157,7 +161,7 @@ def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) ->
 
 
 def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[tuple[GateEffect, str]]:
-    if workload.rate_per_s and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
+    if workload.is_open and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
         late = not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_VOID_S
         yield GateEffect.VOID_RUN if late else GateEffect.FLAG, f"requests left {_ms(facts.dispatch_delay_p99_s)} late (p99)"
 

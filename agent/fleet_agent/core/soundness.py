@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
 _LONGEST = 4096  # characters of a name, path or address
@@ -162,6 +162,17 @@ def _of_measure(spec: TrialSpec) -> Iterator[str]:
                 yield f"workloads[{index}].{key}: {count}, more than {most}"
         if load.prompts and not re.fullmatch(r"[a-z]+:[A-Za-z0-9._-]{1,100}", load.prompts):
             yield f"workloads[{index}].prompts: {shown(load.prompts)} is no builtin:NAME"
+        yield from (f"workloads[{index}]: {fault}" for fault in _of_arrivals(load))
         for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s)):
             if not 0 <= wait_s <= _LONGEST_WAIT_S:
                 yield f"workloads[{index}].{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
+
+
+def _of_arrivals(load: Workload) -> Iterator[str]:
+    """An open loop: all requests of a run are made before it begins."""
+    numbers = (load.rate_per_s, load.burstiness, *(number for stage in load.stages for number in astuple(stage)))
+    if min(numbers) < 0:
+        yield "its rate, burstiness or a stage is below 0"
+    requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)
+    if not requests <= _MOST_REQUESTS:
+        yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"

@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterator, Sequence
 
-from fleet_protos.trial import Workload
+from fleet_protos.trial import Stage, Workload
 
 CONSTANT = "constant"
 POISSON = "poisson"
-ARRIVALS = (CONSTANT, POISSON)
+GAMMA = "gamma"
+ARRIVALS = (CONSTANT, POISSON, GAMMA)
 
 
 def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float, ...]:
-    """Seconds after the start at which each request is due, ascending, all below the workload's duration.
+    """Seconds after the start at which each request is due, ascending, none beyond the end of the last stage.
 
-    constant: every 1/rate seconds from 0 on. poisson: exponential gaps of mean 1/rate (a Poisson process). At least one
+    Gaps are drawn at a mean of one request and then laid along the rate (the inverse of its integral over time), so that a changing
+    rate keeps the kind of its arrivals. constant: even gaps, the first request at 0. poisson: exponential gaps (a Poisson process).
+    gamma: gaps of a gamma distribution whose shape is `burstiness`; 1 is poisson, below 1 requests come in bursts. At least one
     request is due, so that no run is empty. Raises ValueError when the workload is no open loop.
     """
-    rate, duration = workload.rate_per_s, workload.duration_s
-    if not (rate > 0 and duration > 0):
+    stages = _stages(workload)
+    arrivals = workload.arrivals or CONSTANT
+    if arrivals not in ARRIVALS:
+        raise ValueError(f"workload {workload.name!r}: arrivals {arrivals!r} is unknown; one of {', '.join(ARRIVALS)}")
+    if arrivals == GAMMA and not workload.burstiness > 0:
+        raise ValueError(f"workload {workload.name!r}: arrivals gamma need a burstiness above 0")
+    total = sum(stage.requests for stage in stages)
+    if arrivals == CONSTANT:
+        return _laid_along(stages, range(max(1, round(total))))
+    rng = random.Random(f"{seed}/{workload.name}/{run_index}")
+    return _laid_along(stages, list(_drawn(rng, 1.0 if arrivals == POISSON else workload.burstiness, total)))
+
+
+def _stages(workload: Workload) -> Sequence[Stage]:
+    """The rate over time; one even stage for a single rate. Raises ValueError when nothing is ever due."""
+    stages = workload.stages or (Stage(workload.rate_per_s, workload.rate_per_s, workload.duration_s),)
+    sound = all(stage.start_per_s >= 0 and stage.end_per_s >= 0 and stage.duration_s > 0 for stage in stages)
+    if not sound or not sum(stage.requests for stage in stages) > 0:
         raise ValueError(f"workload {workload.name!r} has no rate and duration: it is no open loop")
-    if (workload.arrivals or CONSTANT) not in ARRIVALS:
-        raise ValueError(f"workload {workload.name!r}: arrivals {workload.arrivals!r} is unknown; one of {', '.join(ARRIVALS)}")
-    if workload.arrivals == POISSON:
-        return _poisson(rate, duration, random.Random(f"{seed}/{workload.name}/{run_index}"))
-    return tuple(number / rate for number in range(max(1, round(rate * duration))))
+    return stages
 
 
-def _poisson(rate: float, duration: float, rng: random.Random) -> tuple[float, ...]:
+def _drawn(rng: random.Random, shape: float, total: float) -> Iterator[float]:
+    """Ascending places in 0..total at a mean distance of 1; the first is cut to `total`."""
+    at = rng.gammavariate(shape, 1 / shape)
+    yield min(at, total)
+    while (at := at + rng.gammavariate(shape, 1 / shape)) < total:
+        yield at
+
+
+def _laid_along(stages: Sequence[Stage], places: Sequence[float]) -> tuple[float, ...]:
+    """For each place, a number of requests, the time by which so many are due. `places` ascend."""
     offsets: list[float] = []
-    at = rng.expovariate(rate)
-    while at < duration or not offsets:
-        offsets.append(min(at, duration))
-        at += rng.expovariate(rate)
+    ahead = iter(stages)
+    stage, begun_s, passed = next(ahead), 0.0, 0.0
+    for place in places:
+        while place - passed >= stage.requests and (following := next(ahead, None)) is not None:
+            begun_s, passed, stage = begun_s + stage.duration_s, passed + stage.requests, following
+        offsets.append(begun_s + _reached_s(stage, place - passed))
     return tuple(offsets)
+
+
+def _reached_s(stage: Stage, requests: float) -> float:
+    """Seconds into the stage by which so many requests are due: the positive root of start·t + slope·t²/2 = requests."""
+    slope = (stage.end_per_s - stage.start_per_s) / stage.duration_s
+    root = math.sqrt(max(0.0, stage.start_per_s**2 + 2 * slope * requests))
+    speed = stage.start_per_s + root
+    return min(2 * requests / speed, stage.duration_s) if requests > 0 and speed > 0 else 0.0

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleet_agent.load import counters, messages, shard
 from fleet_agent.load.arrivals import send_offsets_s
+from fleet_agent.load.asks import asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
 from fleet_agent.load.cluster import Files
@@ -124,10 +125,10 @@ def plan_shards(request: LoadRequest, target: Target, *, warm: bool, shares: Cal
     Raises ValueError for a workload that is neither a closed nor an open loop.
     """
     workload = request.workload
+    draw = Draw(workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope)
     whole = shard.ShardPlan(
-        target=target, api=workload.api or "chat",
-        draw=Draw(workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope),
-        output_tokens=workload.output_tokens, requests=0, timeout_s=workload.request_timeout_s,
+        target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
+        asks=asks_of(workload, draw), timeout_s=workload.request_timeout_s,
     )  # fmt: skip
     if warm:
         users = workload.concurrency or WARM_MOST_USERS

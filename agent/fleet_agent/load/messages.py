@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from fleet_protos.trial import Slo, Workload
+from fleet_protos.trial import Lengths, Slo, Stage, Workload
 
 WARM: Final = "warm"
 RUN: Final = "run"
@@ -70,9 +70,13 @@ def request_line(number: int, operation: str, request: LoadRequest | None = None
 def read_request(content: Mapping[str, Any]) -> LoadRequest:
     """The request of a line that was read. Raises TypeError or ValueError for one that `request_line` did not write."""
     values = {name: value for name, value in content.items() if name not in ("id", "op")}
-    workload = dict(values.pop("workload"))
-    workload["slo"] = Slo(**workload.get("slo", {}))
-    return LoadRequest(workload=Workload(**workload), **values)
+    return LoadRequest(workload=_workload(values.pop("workload")), **values)
+
+
+def _workload(content: Mapping[str, Any]) -> Workload:
+    values = dict(content)
+    stages = tuple(Stage(**stage) for stage in values.pop("stages", ()))
+    return Workload(slo=Slo(**values.pop("slo", {})), output=Lengths(**values.pop("output", {})), stages=stages, **values)
 
 
 def reply_line(number: int, reply: LoadReply) -> bytes:

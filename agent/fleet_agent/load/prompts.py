@@ -43,8 +43,7 @@ def prompt_set(name: str) -> tuple[str, ...]:
 def draw_prompt(draw: Draw, number: int) -> Prompt:
     """The prompt of request `number` (from 0): the same text in every run, behind a salt that is another one in each run."""
     texts = prompt_set(draw.prompts)
-    order = _order(draw.seed, len(texts))
-    text = f"{salt(draw, number)}\n\n{texts[order[number % len(texts)]]}"
+    text = f"{salt(draw, number)}\n\n{texts[order(draw.seed, len(texts))[number % len(texts)]]}"
     return Prompt(text, sha256(text.encode()).hexdigest()[:16])
 
 
@@ -53,7 +52,8 @@ def salt(draw: Draw, number: int) -> str:
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}/{number}".encode()).hexdigest()[:12]
 
 
-def _order(seed: int, count: int) -> list[int]:
-    order = list(range(count))
-    random.Random(f"prompts/{seed}").shuffle(order)
-    return order
+def order(seed: int, count: int) -> list[int]:
+    """The order in which so many prompts are asked."""
+    places = list(range(count))
+    random.Random(f"prompts/{seed}").shuffle(places)
+    return places

@@ -18,16 +18,18 @@ from typing import Final
 
 import uvloop
 
+from fleet_agent.load.asks import Asks, asks_of
 from fleet_agent.load.body import PATHS, Target, body, http_request
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.columns import Builder, Columns
 from fleet_agent.load.decode import decode
 from fleet_agent.load.lag import Lag
 from fleet_agent.load.pieces import HELD_CHUNKS
-from fleet_agent.load.prompts import Draw, draw_prompt
+from fleet_agent.load.prompts import Draw
 from fleet_agent.load.records import ErrorName, Request
 from fleet_agent.load.slots import first_due_ns
 from fleet_agent.load.start import Start
+from fleet_protos.trial import Workload
 
 GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
 MOST_IN_FLIGHT: Final = 16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
@@ -42,6 +44,7 @@ class Room:
     """How much a shard keeps in memory; beyond, it works as it goes and its loop's lag tells."""
 
     prepared: int = 1 << 16  # requests whose bytes are made before the start; those of later ones as they are sent, in some 20 µs
+    prepared_bytes: int = 128 << 20  # of all of them together, as prompts may be long
     raw_bytes: int = 192 << 20  # answers that are decoded after the run; later ones at once
     chunks: int = HELD_CHUNKS  # times and token counts of chunks; earlier ones go into a file, where the plan names a folder for it
 
@@ -55,6 +58,7 @@ class ShardPlan:
     draw: Draw
     output_tokens: int
     requests: int
+    asks: Asks | None = None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
     first: int = 0
     step: int = 1
     concurrency: int = 0  # slots of this shard (closed loop)
@@ -119,10 +123,21 @@ class _Sends:
     def __init__(self, plan: ShardPlan) -> None:
         """Raises ValueError for a plan that cannot be sent."""
         self._plan = plan
-        self._ahead = {number: _prepare(plan, number) for number in plan.numbers[: plan.room.prepared]}
+        self._asks = plan.asks or asks_of(Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw)
+        self._ahead: dict[int, _Send] = {}
+        left = plan.room.prepared_bytes
+        for number in plan.numbers[: plan.room.prepared]:
+            self._ahead[number] = send = self._prepare(number)
+            if (left := left - len(send.content)) < 0:
+                break
 
     def take(self, number: int) -> _Send:
-        return self._ahead.pop(number, None) or _prepare(self._plan, number)
+        return self._ahead.pop(number, None) or self._prepare(number)
+
+    def _prepare(self, number: int) -> _Send:
+        ask = self._asks.ask(number)
+        content = body(self._plan.target, self._plan.api, ask.prompt, ask.output_tokens)
+        return _Send(http_request(self._plan.target, PATHS[self._plan.api], content), ask.digest, ask.output_tokens)
 
 
 @dataclass(slots=True)
@@ -223,12 +238,6 @@ def get_ready() -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.sleep(0.05))  # long enough that a second call lands in another worker
     return os.getpid()
-
-
-def _prepare(plan: ShardPlan, number: int) -> _Send:
-    prompt = draw_prompt(plan.draw, number)
-    content = body(plan.target, plan.api, prompt.text, plan.output_tokens)
-    return _Send(http_request(plan.target, PATHS[plan.api], content), prompt.digest, plan.output_tokens)
 
 
 async def _drive(shard: _Shard) -> None:

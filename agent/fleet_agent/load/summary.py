@@ -172,6 +172,7 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: Conditions) -
         "accept_length": _accept_length(good),
         "answered_share": None if workload.concurrency else _answered_share(good),
         "client_count_mismatch": _count_mismatch(good),
+        "off_length": _sum(pc.and_(pc.greater(good["asked_tokens"], 0), pc.not_equal(good["asked_tokens"], counts))),
         "client_cpu_s": conditions.cpu_s,
         "client_decode_s": conditions.decode_s,
     }

@@ -58,8 +58,8 @@ def _ready_knob_s(engine: EngineSpec) -> float:
 
 
 def _run_seconds(workload: Workload) -> float:
-    answer_s = workload.output_tokens * _TOKEN_S
-    if workload.rate_per_s:
+    answer_s = workload.mean_output_tokens * _TOKEN_S
+    if workload.is_open:
         return workload.duration_s + answer_s
     waves = -(-workload.requests // workload.concurrency)
     return waves * answer_s * (1 + _CROWDING * (workload.concurrency - 1))

@@ -1,4 +1,4 @@
-"""Owns the rules that span keys: engine, factors, workloads and measure of one job file; each a function that yields findings."""
+"""Owns the rules that span keys: engine, factors and measure of one job file, and the list of all rules; each yields findings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from fleet_controller.spec import (
     checks_nccl,
     checks_parallel,
     checks_speculation,
+    checks_workloads,
 )
 from fleet_controller.spec.checks_unfilled import check_unfilled
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import INFO, WARNING, Finding
-from fleet_controller.spec.models import Workload
-from fleet_controller.spec.prompts import BUILTIN_PROMPTS, PREFIX
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.variants import Arms
 
@@ -84,53 +83,6 @@ def _near(word: str, known: Mapping[str, object]) -> str:
     return f"did you mean `{found[0]}`?" if found else f"there are: {', '.join(known)}" if known else "there are none: `factors` is empty"
 
 
-def _workload_loops(reading: Reading) -> Iterator[Finding]:
-    for name, workload in reading.job.workloads.items():
-        if reading.is_sound(("workloads", name)):
-            yield from _loop_of(reading, ("workloads", name), workload)
-
-
-def _loop_of(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
-    closed, opened = workload.concurrency is not None, workload.rate is not None
-    if closed and opened:
-        message = "a workload has either `concurrency` or `rate`, this one has both"
-        yield reading.finding("two_loads", path, message, "make two workloads of it", at_key=True)
-    elif not closed and not opened:
-        message = "the workload has neither `concurrency` nor `rate`: it sends nothing"
-        yield reading.finding("no_load", path, message, "write `concurrency: 1`, or `rate: 4` with `duration: 60s`", at_key=True)
-    elif opened and workload.duration is None:
-        message = "`rate` needs `duration`: how long requests arrive"
-        yield reading.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
-    for key in ("arrivals", "duration") if closed and not opened else ("requests",) if opened and not closed else ():
-        if getattr(workload, key) is not None:
-            other = "rate" if closed else "concurrency"
-            message, hint = f"`{key}` belongs to `{other}`", f"remove it, or use `{other}`"
-            yield reading.finding("wrong_loop", (*path, key), message, hint, at_key=True)
-
-
-def _repeated_cells(reading: Reading) -> Iterator[Finding]:
-    for name, workload in reading.job.workloads.items():
-        for key in ("concurrency", "rate"):
-            listed = getattr(workload, key)
-            if isinstance(listed, tuple) and len(set(listed)) < len(listed) and reading.is_sound(("workloads", name)):
-                yield reading.finding("listed_twice", ("workloads", name, key), f"`{key}` lists a value twice", "list each once")
-
-
-def _prompt_sets(reading: Reading) -> Iterator[Finding]:
-    for name, workload in reading.job.workloads.items():
-        path = ("workloads", name, "prompts")
-        if not reading.is_sound(path) or not reading.is_written(path):
-            continue
-        known = [PREFIX + name for name in BUILTIN_PROMPTS]
-        if "random" in workload.prompts:
-            message = "random prompts are not offered: their output loops, which makes speculation look better than it is"
-            yield reading.finding("random_prompts", path, message, f"write one of {', '.join(known)}")
-        elif workload.prompts not in known:
-            near = get_close_matches(workload.prompts[:64], known, n=1, cutoff=0.6)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
-            yield reading.finding("unknown_prompts", path, f"there are no prompts `{workload.prompts[:64]}`", hint)
-
-
 def _runs_order(reading: Reading) -> Iterator[Finding]:
     runs = reading.job.measure.runs
     path = ("measure", "runs")
@@ -165,9 +117,7 @@ _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     _baseline_names,
     _baseline_default,
     _exclude_names,
-    _workload_loops,
-    _repeated_cells,
-    _prompt_sets,
+    checks_workloads.check,
     _runs_order,
     _launches,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -34,6 +34,10 @@ JOB = Shape(
         ("measure",): models.Measure,
         ("measure", "runs"): models.Runs,
         ("hosts",): models.Hosts,
+        ("workloads", "*", "ramp", "*"): models.Stage,
+        ("workloads", "*", "output_tokens"): models.Lengths,
+        ("workloads", "*", "output_tokens", "uniform"): models.Uniform,
+        ("workloads", "*", "output_tokens", "lognormal"): models.Lognormal,
     },
     missing={
         "apiVersion": "write `apiVersion: benchfleet/v1`",
@@ -45,6 +49,13 @@ JOB = Shape(
         "engine": "write `engine: {kind: sglang, …}`",
         "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
         "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
+        "start": "write the rate at which the stage begins, such as `start: 0`",
+        "end": "write the rate at which the stage ends, such as `end: 8`",
+        "duration": "write how long it lasts, such as `duration: 60s`",
+        "min": "write the least tokens, such as `min: 100`",
+        "max": "write the most tokens, such as `max: 2000`",
+        "median": "write the tokens that half of the lengths are below, such as `median: 200`",
+        "sigma": "write how wide the lengths spread, such as `sigma: 0.8`",
     },
     empty={
         "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
@@ -72,9 +83,10 @@ def findings_of(error: ValidationError, document: Document, shape: Shape = JOB) 
     None for the finding of a fault that only follows from what the document already tells.
     """
     details = error.errors(include_url=False)
-    for detail in details[:MOST_TOLD]:
-        path = _path_in_file(detail, document.value)
-        yield path, None if _follows(detail, path, document) else _finding(detail, path, document, shape)
+    paths = [_path_in_file(detail, document.value) for detail in details]
+    for detail, path in zip(details[:MOST_TOLD], paths, strict=False):
+        told = _follows(detail, path, document) or _is_emptied(detail, path, paths)
+        yield path, None if told else _finding(detail, path, document, shape)
     if len(details) > MOST_TOLD:
         left = len(details) - MOST_TOLD
         yield (), Finding("more_findings", INFO, document.file, 1, 1, "", f"{left} more faults are not shown", "mend these first")
@@ -83,6 +95,11 @@ def findings_of(error: ValidationError, document: Document, shape: Shape = JOB) 
 def _follows(detail: ErrorDetails, path: Path, document: Document) -> bool:
     emptied = detail["type"] in ("missing", "too_short")
     return any(path[: len(bad)] == bad or (emptied and bad[: len(path)] == path) for bad in document.broken)
+
+
+def _is_emptied(detail: ErrorDetails, path: Path, paths: Sequence[Path]) -> bool:
+    """A list is empty only because what it holds is faulty."""
+    return detail["type"] == "too_short" and any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
 def _path_in_file(detail: ErrorDetails, value: Any) -> Path:

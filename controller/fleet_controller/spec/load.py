@@ -31,6 +31,8 @@ _STAND_INS: tuple[tuple[Path, Any], ...] = (
     (("engine", "container", "image"), "x"),
     (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
     (("workloads", "*", "output_tokens"), 1),
+    *((("workloads", "*", "output_tokens", "uniform", key), 1) for key in ("min", "max")),
+    *((("workloads", "*", "output_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),
 )
 _OF_ONE_ARGUMENT = ("argument_", "reserved_")
 _SECTIONS_OF_VARIANTS = ("engine", "factors", "exclude", "baseline")

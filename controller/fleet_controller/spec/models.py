@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, StringConstraints, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from fleet_controller.spec.quantities import DURATION_PATTERN, RATIO_PATTERN, read_duration, read_ratio
@@ -42,6 +42,8 @@ JobName = Annotated[str, StringConstraints(pattern=JOB_NAME_PATTERN)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
 Rate = Annotated[float, Field(gt=0, le=1_000_000)]
+AnyRate = Annotated[float, Field(ge=0, le=1_000_000)]
+Tokens = Annotated[int, Field(gt=0, le=1_000_000)]
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 Priority = Annotated[int, Field(ge=-100, le=100)]
 Seed = Annotated[int, Field(ge=0, le=2**53)]
@@ -198,18 +200,64 @@ class Slo(Section):
     tpot_p99: Deadline | None = Field(default=None, description="Limit on the time per output token.")
 
 
-class Workload(Section):
-    """A load pattern: a closed loop by `concurrency`, or an open one by `rate`."""
+class Stage(Section):
+    """A part of a ramp: the rate goes in a straight line from `start` to `end`."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["concurrency"]}, {"required": ["rate", "duration"]}]})
+    start: AnyRate = Field(description="Requests a second when the stage begins; 0 = none.")
+    end: AnyRate = Field(description="Requests a second when it ends; the same as `start` holds the rate.")
+    duration: Deadline = Field(description="How long the stage lasts.")
+
+
+class Uniform(Section):
+    """Every length from the least to the most is as likely."""
+
+    min: Tokens = Field(description="Least tokens.")
+    max: Tokens = Field(description="Most tokens.")
+
+
+class Lognormal(Section):
+    """Most lengths are near the median, a few are many times longer."""
+
+    median: Annotated[float, Field(ge=1, le=1_000_000)] = Field(description="Tokens that half of the lengths are below.")
+    sigma: Annotated[float, Field(gt=0, le=5)] = Field(description="Standard deviation of the natural logarithm.")
+    max: Tokens = Field(description="Most tokens; what is drawn above it becomes this.")
+
+
+class Lengths(Section):
+    """Lengths that are drawn from the seed, the same for every variant and every run."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["uniform"]}, {"required": ["lognormal"]}]})
+
+    uniform: Uniform | None = Field(default=None, description="{min, max}")
+    lognormal: Lognormal | None = Field(default=None, description="{median, sigma, max}")
+
+
+def _fixed_or_drawn(written: object) -> str:
+    return "drawn" if isinstance(written, dict | Lengths) else "fixed"
+
+
+TokenCounts = Annotated[Annotated[Tokens, Tag("fixed")] | Annotated[Lengths, Tag("drawn")], Discriminator(_fixed_or_drawn)]
+_LOADS: list[JsonValue] = [{"required": ["concurrency"]}, {"required": ["rate", "duration"]}, {"required": ["ramp"]}]
+
+
+class Workload(Section):
+    """A load pattern: a closed loop by `concurrency`, or an open one by `rate` or `ramp`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
 
     concurrency: Counts | None = Field(default=None, description="Requests in flight at once; a list makes one workload each.")
     rate: Rates | None = Field(default=None, description="Requests a second, whatever the server does; a list makes one workload each.")
-    arrivals: Literal["constant", "poisson"] | None = Field(default=None, description="How the requests of a rate arrive; default poisson.")
+    ramp: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=1000)] | None = Field(
+        default=None, description="A rate that changes: stages, one after the other."
+    )
+    arrivals: Literal["constant", "poisson", "gamma"] | None = Field(default=None, description="How requests arrive; default poisson.")
+    burstiness: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        default=None, description="Of gamma arrivals: the shape of their gaps; 1 = poisson, below 1 = in bursts, above 1 = more even."
+    )
     duration: Deadline | None = Field(default=None, description="How long requests of a rate arrive.")
     requests: Count | None = Field(default=None, description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency).")
     prompts: Text = Field(default="builtin:chat", description="builtin:NAME.")
-    output_tokens: Annotated[int, Field(gt=0, le=1_000_000)] = Field(description="Exact length of each answer.")
+    output_tokens: TokenCounts = Field(description="Exact length of each answer: a number, or a distribution.")
     api: Literal["chat", "completions", "generate"] = Field(default="chat", description="Endpoint that is measured.")
     slo: Slo | None = Field(default=None, description="Limits for goodput.")
     request_timeout: Deadline = Field(default=600.0, description="A request that takes longer has failed.")

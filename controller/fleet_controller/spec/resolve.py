@@ -10,7 +10,7 @@ from fleet_controller.core.job import HostChoice, Job, Level, LoadChoice
 from fleet_controller.spec import models
 from fleet_controller.spec.arguments import normalise
 from fleet_controller.spec.document import Document, Path, dotted
-from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Measure, Simulation, Slo, Workload
+from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Lengths, Measure, Simulation, Slo, Stage, Workload
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
 _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}
@@ -103,17 +103,25 @@ def _knobs(simulation: models.Simulation | None) -> Mapping[str, Any]:
 
 def _cells(name: str, workload: models.Workload) -> Iterator[Workload]:
     """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no list was written."""
+    if workload.ramp is not None:
+        stages = tuple(Stage(stage.start, stage.end, stage.duration) for stage in workload.ramp)
+        duration_s = sum(stage.duration_s for stage in stages)
+        yield replace(_cell(name, workload), stages=stages, duration_s=duration_s, **_arrivals(workload))
+        return
     if workload.rate is not None:
         rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate,)
         for rate in rates:
             cell = f"{name}@{rate:g}/s" if isinstance(workload.rate, tuple) else name
-            arrivals = workload.arrivals or "poisson"
-            yield replace(_cell(cell, workload), rate_per_s=float(rate), arrivals=arrivals, duration_s=workload.duration or 0.0)
+            yield replace(_cell(cell, workload), rate_per_s=float(rate), duration_s=workload.duration or 0.0, **_arrivals(workload))
         return
     counts = workload.concurrency if isinstance(workload.concurrency, tuple) else (workload.concurrency or 1,)
     for count in counts:
         cell = f"{name}@{count}" if isinstance(workload.concurrency, tuple) else name
         yield replace(_cell(cell, workload), concurrency=count, requests=workload.requests or default_requests(count))
+
+
+def _arrivals(workload: models.Workload) -> Mapping[str, Any]:
+    return {"arrivals": workload.arrivals or "poisson", "burstiness": workload.burstiness or 0.0}
 
 
 def default_requests(concurrency: int) -> int:
@@ -126,8 +134,18 @@ def _cell(name: str, workload: models.Workload) -> Workload:
     return Workload(
         name=name,
         prompts=workload.prompts,
-        output_tokens=workload.output_tokens,
+        output_tokens=workload.output_tokens if isinstance(workload.output_tokens, int) else 0,
+        output=_lengths(workload.output_tokens),
         api=workload.api,
         slo=Slo(ttft_p99_s=slo.ttft_p99 or 0.0, tpot_p99_s=slo.tpot_p99 or 0.0),
         request_timeout_s=workload.request_timeout,
     )
+
+
+def _lengths(written: int | models.Lengths) -> Lengths:
+    if isinstance(written, int):
+        return Lengths()
+    if written.uniform is not None:
+        return Lengths("uniform", written.uniform.min, written.uniform.max)
+    drawn = written.lognormal
+    return Lengths("lognormal", most=drawn.max, median=drawn.median, sigma=drawn.sigma) if drawn is not None else Lengths()

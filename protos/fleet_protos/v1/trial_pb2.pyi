@@ -446,8 +446,73 @@ class Slo(_message.Message):
 Global___Slo: _TypeAlias = Slo  # noqa: Y015
 
 @_typing.final
+class Stage(_message.Message):
+    """A part of an open loop in which the rate goes in a straight line from one value to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_PER_S_FIELD_NUMBER: _builtins.int
+    END_PER_S_FIELD_NUMBER: _builtins.int
+    DURATION_S_FIELD_NUMBER: _builtins.int
+    start_per_s: _builtins.float
+    end_per_s: _builtins.float
+    duration_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        start_per_s: _builtins.float = ...,
+        end_per_s: _builtins.float = ...,
+        duration_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "end_per_s", b"end_per_s", "start_per_s", b"start_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
+class Lengths(_message.Message):
+    """How many tokens each of many texts has, drawn from the seed. No distribution: it does not say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISTRIBUTION_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    distribution: _builtins.str
+    """uniform | lognormal"""
+    least: _builtins.int
+    """uniform"""
+    most: _builtins.int
+    """both: what lognormal draws above it becomes this"""
+    median: _builtins.float
+    """lognormal"""
+    sigma: _builtins.float
+    """lognormal: standard deviation of the natural logarithm"""
+    def __init__(
+        self,
+        *,
+        distribution: _builtins.str = ...,
+        least: _builtins.int = ...,
+        most: _builtins.int = ...,
+        median: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distribution", b"distribution", "least", b"least", "median", b"median", "most", b"most", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lengths: _TypeAlias = Lengths  # noqa: Y015
+
+@_typing.final
 class Workload(_message.Message):
-    """One load pattern, after lists were expanded: closed loop when concurrency > 0, open loop when rate_per_s > 0."""
+    """One load pattern, after lists were expanded: closed loop when concurrency > 0, open loop when rate_per_s > 0 or there are stages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -462,23 +527,37 @@ class Workload(_message.Message):
     API_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     REQUEST_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    BURSTINESS_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     concurrency: _builtins.int
     requests: _builtins.int
     """closed loop: requests of one run"""
     rate_per_s: _builtins.float
     arrivals: _builtins.str
-    """constant | poisson"""
+    """constant | poisson | gamma"""
     duration_s: _builtins.float
     """open loop: how long requests arrive"""
     prompts: _builtins.str
     """builtin:NAME"""
     output_tokens: _builtins.int
+    """of every answer; 0: `output` says"""
     api: _builtins.str
     """chat | completions | generate"""
     request_timeout_s: _builtins.float
+    burstiness: _builtins.float
+    """gamma: shape of the gaps' distribution; 1 is poisson, less comes in bursts"""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """open loop whose rate changes; rate_per_s is 0 then, and duration_s their sum"""
+
+    @_builtins.property
+    def output(self) -> Global___Lengths:
+        """of the answers, when output_tokens is 0"""
+
     def __init__(
         self,
         *,
@@ -493,10 +572,13 @@ class Workload(_message.Message):
         api: _builtins.str = ...,
         slo: Global___Slo | None = ...,
         request_timeout_s: _builtins.float = ...,
+        burstiness: _builtins.float = ...,
+        stages: _abc.Iterable[Global___Stage] | None = ...,
+        output: Global___Lengths | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "concurrency", b"concurrency", "duration_s", b"duration_s", "name", b"name", "output_tokens", b"output_tokens", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "concurrency", b"concurrency", "duration_s", b"duration_s", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,128 @@
+"""Owns the rules that span the keys of one workload: which load it is, how it arrives, how long its answers are, what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Final
+
+from fleet_controller.spec.document import Path
+from fleet_controller.spec.findings import Finding
+from fleet_controller.spec.models import Lengths, Workload
+from fleet_controller.spec.prompts import BUILTIN_PROMPTS, PREFIX
+from fleet_controller.spec.reading import Reading
+
+MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
+
+_LOADS: Final = ("concurrency", "rate", "ramp")
+_BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "requests": ("concurrency",),
+    "arrivals": ("rate", "ramp"),
+    "burstiness": ("rate", "ramp"),
+    "duration": ("rate",),
+}
+Rule = Callable[[Reading, Path, Workload], Iterator[Finding]]
+
+
+def check(reading: Reading) -> Iterator[Finding]:
+    """What is wrong with each workload whose shape is sound."""
+    for name, workload in reading.job.workloads.items():
+        path: Path = ("workloads", name)
+        yield from _prompts(reading, path, workload)
+        if reading.is_sound(path):
+            for rule in _RULES:
+                yield from rule(reading, path, workload)
+
+
+def _loop(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    written = [key for key in _LOADS if getattr(workload, key) is not None]
+    if len(written) > 1:
+        message = f"a workload has one of {_or(_LOADS)}, this one has {_and(written)}"
+        yield reading.finding("two_loads", path, message, "make a workload of each", at_key=True)
+    elif not written:
+        message = f"the workload has none of {_or(_LOADS)}: it sends nothing"
+        yield reading.finding("no_load", path, message, "write `concurrency: 1`, or `rate: 4` with `duration: 60s`", at_key=True)
+    if written == ["rate"] and workload.duration is None:
+        message = "`rate` needs `duration`: how long requests arrive"
+        yield reading.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
+    for key, loads in _BELONGS.items():
+        if len(written) == 1 and written[0] not in loads and getattr(workload, key) is not None:
+            message, hint = f"`{key}` belongs to {_or(loads)}", f"remove it, or use {_or(loads)}"
+            yield reading.finding("wrong_loop", (*path, key), message, hint, at_key=True)
+
+
+def _repeated(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    for key in ("concurrency", "rate"):
+        listed = getattr(workload, key)
+        if isinstance(listed, tuple) and len(set(listed)) < len(listed):
+            yield reading.finding("listed_twice", (*path, key), f"`{key}` lists a value twice", "list each once")
+
+
+def _burstiness(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    arrivals = workload.arrivals or "poisson"
+    if arrivals == "gamma" and workload.burstiness is None:
+        message = "`arrivals: gamma` needs `burstiness`: the shape of the gaps, 1 is poisson, below 1 requests come in bursts"
+        yield reading.finding("missing_key", (*path, "burstiness"), message, "write `burstiness: 0.5`")
+    elif arrivals != "gamma" and workload.burstiness is not None and (workload.rate is not None or workload.ramp is not None):
+        message = f"`burstiness` shapes `arrivals: gamma`, and these arrivals are {arrivals}"
+        yield reading.finding("wrong_arrivals", (*path, "burstiness"), message, "write `arrivals: gamma`, or remove it", at_key=True)
+
+
+def _ramp(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    if workload.ramp is not None and not any(stage.start or stage.end for stage in workload.ramp):
+        message = "every rate of the ramp is 0: it sends nothing"
+        yield reading.finding("no_load", (*path, "ramp"), message, "give a stage a rate above 0, such as `end: 8`", at_key=True)
+
+
+def _too_many(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate or 0.0,)
+    due = max(rates) * (workload.duration or 0.0)
+    due += sum((stage.start + stage.end) / 2 * stage.duration for stage in workload.ramp or ())
+    if due > MOST_REQUESTS:
+        key = "rate" if workload.rate is not None else "ramp"
+        message = f"one run would send some {due:,.0f} requests, more than {MOST_REQUESTS:,}"
+        yield reading.finding("too_many_requests", (*path, key), message, "lower the rate, or shorten the duration", at_key=True)
+
+
+def _lengths(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    if isinstance(workload.output_tokens, Lengths):
+        yield from _drawn(reading, (*path, "output_tokens"), workload.output_tokens)
+
+
+def _drawn(reading: Reading, path: Path, lengths: Lengths) -> Iterator[Finding]:
+    key = path[-1]
+    if (lengths.uniform is None) == (lengths.lognormal is None):
+        how_many = "none" if lengths.uniform is None else "both"
+        message = f"`{key}` is drawn from one of `uniform` and `lognormal`, this one has {how_many}"
+        yield reading.finding("bad_lengths", path, message, f"write `{key}: {{uniform: {{min: 100, max: 500}}}}`", at_key=True)
+    elif lengths.uniform is not None and lengths.uniform.min > lengths.uniform.max:
+        message = f"the least is {lengths.uniform.min} tokens and the most {lengths.uniform.max}"
+        yield reading.finding("bad_lengths", (*path, "uniform", "min"), message, "write the smaller one as `min`")
+    elif lengths.lognormal is not None and lengths.lognormal.max < lengths.lognormal.median:
+        message = f"`max` is {lengths.lognormal.max}, below the median of {lengths.lognormal.median:g}: more than half would be cut to it"
+        yield reading.finding("bad_lengths", (*path, "lognormal", "max"), message, "raise `max`: ten times the median cuts off few")
+
+
+def _prompts(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    path = (*path, "prompts")
+    if reading.is_sound(path) and reading.is_written(path):
+        known = [PREFIX + name for name in BUILTIN_PROMPTS]
+        if "random" in workload.prompts:
+            message = "random prompts are not offered: their output loops, which makes speculation look better than it is"
+            yield reading.finding("random_prompts", path, message, f"write one of {', '.join(known)}")
+        elif workload.prompts not in known:
+            near = get_close_matches(workload.prompts[:64], known, n=1, cutoff=0.6)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
+            yield reading.finding("unknown_prompts", path, f"there are no prompts `{workload.prompts[:64]}`", hint)
+
+
+def _or(keys: tuple[str, ...]) -> str:
+    *first, last = (f"`{key}`" for key in keys)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _and(keys: list[str]) -> str:
+    return " and ".join(f"`{key}`" for key in keys)
+
+
+_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths)
