@@ -10,6 +10,7 @@ from pathlib import Path
 from fleet_agent import evidence
 from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, company, run_gates
+from fleet_agent.core.steadiness import conclude, level_of, rate_of
 from fleet_agent.launching import Tools, TrialServer
 from fleet_agent.load.messages import LoadRequest
 from fleet_knowledge.figures.accept import Shape
@@ -29,6 +30,7 @@ class Errands:
         self._is_sglang = spec.engine.kind is not EngineKind.EXTERNAL  # of an external server its proof tells
         self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
         self._shape = Shape.of(spec.engine.args)  # of the draft; the server may have resolved another
+        self._levels: dict[str, tuple[float, ...]] = {}  # of the valid runs of each workload, for whether they are steady
 
     # Server
 
@@ -67,21 +69,28 @@ class Errands:
             return ev.LoadFailed(workload.name, error.message)
         gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *company(self._spec))
         artifact = evidence.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
-        return ev.RunFinished(
-            RunResult(
-                workload=workload.name,
-                index=index,
-                started_unix_ns=reply.started_unix_ns,
-                duration_s=reply.duration_s,
-                time_scale=self._time_scale,
-                requests_ok=reply.requests_ok,
-                requests_failed=reply.requests_failed,
-                output_tokens=reply.output_tokens,
-                metrics=reply.metrics,
-                gates=gates,
-                artifact=artifact,
-            )
+        run = RunResult(
+            workload=workload.name,
+            index=index,
+            started_unix_ns=reply.started_unix_ns,
+            duration_s=reply.duration_s,
+            time_scale=self._time_scale,
+            requests_ok=reply.requests_ok,
+            requests_failed=reply.requests_failed,
+            output_tokens=reply.output_tokens,
+            metrics=reply.metrics,
+            gates=gates,
+            artifact=artifact,
         )
+        return ev.RunFinished(self._judged(run, workload))
+
+    def _judged(self, run: RunResult, workload: Workload) -> RunResult:
+        """The run with what it shows of those before it: how many were warm-up, and whether the launch ever became steady."""
+        if rate_of(run) is None:
+            return run
+        levels = self._levels[workload.name] = (*self._levels.get(workload.name, ()), level_of(run.metrics, workload))
+        warm_up, gates = conclude(levels, self._spec.measure)
+        return replace(run, warm_up_runs=warm_up, gates=(*run.gates, *gates))
 
     def _request(self, workload: Workload, index: int) -> LoadRequest:
         spec = self._spec

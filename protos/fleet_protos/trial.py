@@ -239,11 +239,12 @@ class TrialSpec:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A named check that tripped."""
+    """A named check that tripped; `reasons` are codes of the ways in which it did, where it has several."""
 
     code: str = ""
     effect: GateEffect = GateEffect.UNSPECIFIED
     message: str = ""
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One measured repeat of a workload. Times are wall time times `time_scale`."""
+    """One measured repeat of a workload. Times are wall time times `time_scale`.
+
+    `warm_up_runs`: of the valid runs up to this one, so many of the first were not steady yet. The newest run's word counts.
+    """
 
     workload: str = ""
     index: int = 0
@@ -270,6 +274,7 @@ class RunResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     gates: tuple[Gate, ...] = ()
     artifact: Artifact = field(default_factory=Artifact)
+    warm_up_runs: int = 0
 
     @property
     def void(self) -> bool:

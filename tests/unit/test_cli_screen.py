@@ -68,7 +68,7 @@ def test_simulated_results_say_so_in_every_format(comparison: Comparison) -> Non
 
 def test_gates_are_counted_in_words_and_in_json(comparison: Comparison) -> None:
     assert "gate client_limited: sends were late" in comparison_text(comparison, None, False)
-    assert json_of(comparison)["rows"][0]["gates"] == [{"code": "client_limited", "count": 1, "message": "sends were late"}]
+    assert json_of(comparison)["rows"][0]["gates"] == [{"code": "client_limited", "count": 1, "message": "sends were late", "reasons": []}]
 
 
 def test_json_rows_hold_the_keys_of_the_contract(comparison: Comparison) -> None:

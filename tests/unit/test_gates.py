@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -70,7 +71,7 @@ TRIPS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("changes", "code", "message"), TRIPS, ids=[f"{code}-{index}" for index, (_, code, _) in enumerate(TRIPS)])
 def test_a_run_that_shows_a_known_fault_is_void(changes: dict[str, Any], code: str, message: str) -> None:
-    assert gates(**changes) == (Gate(code, GateEffect.VOID_RUN, message),)
+    assert [replace(gate, reasons=()) for gate in gates(**changes)] == [Gate(code, GateEffect.VOID_RUN, message)]
     assert RunResult(gates=gates(**changes)).void
 
 
@@ -114,6 +115,40 @@ def test_a_client_that_is_the_limit_in_two_ways_trips_one_gate_with_both_reasons
     (gate,) = gates(achieved_concurrency=4.0, loop_lag_p99_s=0.25)
     assert gate.effect is GateEffect.VOID_RUN
     assert gate.message == "the client was the limit: 4.00 requests in flight, 8 asked for; its loop woke 250.0 ms late (p99)"
+
+
+LIMITS: list[tuple[Workload, dict[str, Any], str, GateEffect]] = [
+    (CLOSED, {"achieved_concurrency": 7.59}, "concurrency", GateEffect.VOID_RUN),
+    (OPEN, {"dispatch_delay_p99_s": 0.0101}, "dispatch_delay", GateEffect.FLAG),
+    (OPEN, {"dispatch_delay_p99_s": 0.0501}, "dispatch_delay", GateEffect.VOID_RUN),
+    (CLOSED, {"loop_lag_p99_s": 0.0051}, "loop_lag", GateEffect.FLAG),
+    (CLOSED, {"client_use": 0.701, "client_capacity_tok_s": 90_000.0}, "capacity", GateEffect.FLAG),
+    (OPEN, {"client_use": math.nan}, "capacity", GateEffect.FLAG),
+]
+
+
+@pytest.mark.parametrize(("workload", "changes", "reason", "effect"), LIMITS)
+def test_each_way_in_which_the_client_is_the_limit_has_its_code(
+    workload: Workload, changes: dict[str, Any], reason: str, effect: GateEffect
+) -> None:
+    (gate,) = gates(workload, **changes)
+    assert (gate.code, gate.reasons, gate.effect) == ("client_limited", (reason,), effect)
+
+
+def test_all_ways_at_once_are_all_told() -> None:
+    (gate,) = gates(achieved_concurrency=4.0, loop_lag_p99_s=0.25, client_use=0.9, client_capacity_tok_s=95_400.0)
+    assert (gate.effect, gate.reasons) == (GateEffect.VOID_RUN, ("concurrency", "loop_lag", "capacity"))
+    assert gate.message.endswith("; it took 90.0 % of 95400 tok/s that it can drive against a null server")
+
+
+@pytest.mark.parametrize("use", [None, 0.0, 0.70])
+def test_a_client_with_room_left_or_of_which_nothing_is_known_is_no_limit(use: float | None) -> None:
+    assert gates(client_use=use) == ()
+
+
+def test_each_reason_of_the_client_gate_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z_]+)`", (Path(__file__).parents[2] / "docs/gates.md").read_text()))
+    assert {reason for _, _, reason, _ in LIMITS} <= documented
 
 
 def test_fewer_requests_than_concurrency_are_not_the_clients_fault() -> None:

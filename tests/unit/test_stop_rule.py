@@ -14,6 +14,7 @@ from fleet_protos.trial import Measure
 
 FIVE_TO_TWENTY = Measure(runs_min=5, runs_max=20, precision=0.02, confidence=0.95)
 KIMI = (81.0, 83.6, 82.8, 92.0, 94.0)
+STEADY = (100.0, 100.1, 99.9, 100.0, 100.05)
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 4, 5, 7, 9, 14, 19, 29, 99, 1000, 1e5, 2.5, 0.7])
@@ -75,6 +76,20 @@ def test_the_precision_asked_for_decides() -> None:
 @pytest.mark.parametrize(("void_in_row", "expected"), [(1, Decision.MORE), (2, Decision.MORE), (3, Decision.GIVE_UP)])
 def test_three_void_runs_in_a_row_give_up(void_in_row: int, expected: Decision) -> None:
     assert decide(KIMI, void_in_row, FIVE_TO_TWENTY) is expected
+
+
+def test_what_was_warm_up_is_part_of_no_precision_and_of_no_count_but_that_of_the_most() -> None:
+    series = (50.0, *STEADY)
+    assert decide(series, 0, FIVE_TO_TWENTY) is Decision.MORE
+    assert decide(series, 0, FIVE_TO_TWENTY, warm_up=1) is Decision.ENOUGH
+    assert decide(series[:5], 0, FIVE_TO_TWENTY, warm_up=1) is Decision.MORE  # four are left
+    assert decide((50.0, *STEADY * 4)[:20], 0, FIVE_TO_TWENTY, warm_up=12) is Decision.ENOUGH
+
+
+def test_a_state_is_as_long_as_the_warm_up_before_it() -> None:
+    series = (*(50.0,) * 7, *STEADY)
+    assert decide(series, 0, FIVE_TO_TWENTY, warm_up=7) is Decision.MORE
+    assert decide((*series, 100.0, 100.0), 0, FIVE_TO_TWENTY, warm_up=7) is Decision.ENOUGH
 
 
 def test_one_run_shows_no_precision() -> None:

@@ -16,6 +16,7 @@ ACCEPT_LENGTH_MIN = 1.05
 CONCURRENCY_SHORTFALL_MAX = 0.05
 DISPATCH_DELAY_FLAG_S, DISPATCH_DELAY_VOID_S = 0.010, 0.050
 LOOP_LAG_FLAG_S = 0.005
+CLIENT_USE_MAX = 0.70
 ANSWERED_SHARE_MIN = 0.8
 START_SKEW_FLAG_S = 0.020
 
@@ -34,7 +35,11 @@ GATES: Mapping[str, GateEffect] = {
     "rate_not_sustained": GateEffect.FLAG,
     "shared_host": GateEffect.FLAG,
     "load_start_skew": GateEffect.FLAG,
+    "not_steady": GateEffect.FLAG,
 }
+
+# Codes of the ways in which a client can be the limit: the `reasons` of `client_limited`.
+CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = "concurrency", "dispatch_delay", "loop_lag", "capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class RunFacts:
     accept_length: float | None  # output tokens of a verify step, bonus token counted
     answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
     off_length: int = 0  # answers that succeeded and are not exactly as long as theirs was asked to be
+    client_capacity_tok_s: float | None = None  # what the shards of this run can drive at most, at a token an event; None: not calibrated
+    client_use: float | None = None  # share of it that this run's events and requests take
     start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
     client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
     client_decode_s: float = 0.0  # that they took afterwards to decode what was left
@@ -135,10 +142,12 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
     all_answered = facts.requests_ok and not facts.requests_failed  # one that failed, which voids the run, leaves its slot early
     limits = [*(_concurrency_limit(facts, workload, measure) if all_answered else ()), *_dispatch_limit(facts, workload)]
     if not facts.loop_lag_p99_s <= LOOP_LAG_FLAG_S:
-        limits.append((GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)"))
+        limits.append((LOOP_LAG, GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)"))
+    limits += _capacity_limit(facts)
     if limits:
-        effect = max(effect for effect, _ in limits)
-        yield Gate("client_limited", effect, "the client was the limit: " + "; ".join(reason for _, reason in limits))
+        effect = max(effect for _, effect, _ in limits)
+        told = "; ".join(text for _, _, text in limits)
+        yield Gate("client_limited", effect, f"the client was the limit: {told}", tuple(reason for reason, _, _ in limits))
 
 
 def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
@@ -153,17 +162,28 @@ def _start(facts: RunFacts) -> Iterator[Gate]:
         yield _flag("load_start_skew", f"the load hosts may have begun {_ms(facts.start_skew_s)} apart")
 
 
-def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[tuple[GateEffect, str]]:
+_Limit = tuple[str, GateEffect, str]  # reason, effect, what was seen
+
+
+def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[_Limit]:
     asked = min(workload.concurrency, workload.requests or workload.concurrency)
     tolerated = max(CONCURRENCY_SHORTFALL_MAX, measure.precision)
     if asked and not facts.achieved_concurrency >= asked * (1 - tolerated):
-        yield GateEffect.VOID_RUN, f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for"
+        yield CONCURRENCY, GateEffect.VOID_RUN, f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for"
 
 
-def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[tuple[GateEffect, str]]:
+def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
     if workload.is_open and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
         late = not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_VOID_S
-        yield GateEffect.VOID_RUN if late else GateEffect.FLAG, f"requests left {_ms(facts.dispatch_delay_p99_s)} late (p99)"
+        effect = GateEffect.VOID_RUN if late else GateEffect.FLAG
+        yield DISPATCH_DELAY, effect, f"requests left {_ms(facts.dispatch_delay_p99_s)} late (p99)"
+
+
+def _capacity_limit(facts: RunFacts) -> Iterator[_Limit]:
+    """By what the client did against a null server: near its own end it is slow before its loop shows it."""
+    if facts.client_use is not None and not facts.client_use <= CLIENT_USE_MAX:
+        capacity = f" of {facts.client_capacity_tok_s:.0f} tok/s" if facts.client_capacity_tok_s else ""
+        yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)}{capacity} that it can drive against a null server"
 
 
 def _void(code: str, message: str) -> Gate:

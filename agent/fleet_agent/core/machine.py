@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
 
 from fleet_agent.core.effects import (
     AbortLoad,
@@ -20,6 +19,7 @@ from fleet_agent.core.effects import (
     WarmUp,
 )
 from fleet_agent.core.fits import FITS, LATE, always
+from fleet_agent.core.steadiness import rate_of
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
 from fleet_agent.core.trial import (
     RECENT_KEPT,
@@ -52,7 +52,6 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.metrics import OUTPUT_TOK_S
 from fleet_protos.trial import EngineKind, GateEffect, Outcome, Phase, TrialSpec
 
 __all__ = ["TERMINAL", "InvalidTransition", "Trial", "accepts", "new_trial", "replay", "step"]
@@ -171,7 +170,7 @@ def _measured(trial: Trial, body: Body, at_s: float) -> Step:
     after = replace(trial, position=position)
     if gate := next((gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None):
         return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
-    decision = decide(position.values, position.void_in_row, trial.spec.measure)
+    decision = decide(position.values, position.void_in_row, trial.spec.measure, position.warm_up)
     if decision is Decision.MORE:
         return after, (MeasureRun(trial.spec.workloads[position.workload], position.runs + 1),)
     if decision is Decision.ENOUGH:
@@ -255,10 +254,10 @@ def _abort(trial: Trial) -> tuple[Effect, ...]:
 
 def _counted(position: Position, body: RunFinished) -> Position:
     """A run without a usable rate counts as void: it never becomes a number."""
-    rate = body.run.metrics.get(OUTPUT_TOK_S, 0.0)
-    if body.run.void or not (isfinite(rate) and rate > 0):
+    rate = rate_of(body.run)
+    if rate is None:
         return replace(position, runs=position.runs + 1, void_in_row=position.void_in_row + 1)
-    return replace(position, runs=position.runs + 1, values=(*position.values, rate), void_in_row=0)
+    return replace(position, runs=position.runs + 1, values=(*position.values, rate), void_in_row=0, warm_up=body.run.warm_up_runs)
 
 
 def _next_workload(trial: Trial, position: Position) -> Step:

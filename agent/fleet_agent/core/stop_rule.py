@@ -22,15 +22,19 @@ class Decision(Enum):
     GIVE_UP = "give_up"
 
 
-def decide(values: Sequence[float], void_in_row: int, measure: Measure) -> Decision:
-    """`values`: output tokens/s of the valid runs so far; `void_in_row`: void runs since the last valid one."""
+def decide(values: Sequence[float], void_in_row: int, measure: Measure, warm_up: int = 0) -> Decision:
+    """`values`: output tokens/s of the valid runs so far; `void_in_row`: void runs since the last valid one.
+
+    `warm_up`: so many of the first values were not steady. What follows them has to be as long as they are, and as the least runs.
+    """
     if void_in_row >= VOID_IN_ROW_MAX:
         return Decision.GIVE_UP
     if len(values) >= measure.runs_max:
         return Decision.ENOUGH
-    if len(values) < measure.runs_min:
+    steady = values[warm_up:]
+    if len(steady) < max(measure.runs_min, warm_up):
         return Decision.MORE
-    precise = relative_half_width(values, measure.confidence) <= measure.precision
+    precise = relative_half_width(steady, measure.confidence) <= measure.precision
     return Decision.ENOUGH if precise else Decision.MORE
 
 

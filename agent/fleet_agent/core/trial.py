@@ -37,12 +37,16 @@ class Server(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload, `runs` counts void ones too."""
+    """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload, `runs` counts void ones too.
+
+    `warm_up`: of the first of these values, those that were not steady, as the newest run showed.
+    """
 
     workload: int = 0
     runs: int = 0
     values: tuple[float, ...] = ()
     void_in_row: int = 0
+    warm_up: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from fleet_agent.load.arrivals import send_offsets_s
 from fleet_agent.load.asks import asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
+from fleet_agent.load.calibration import Calibration, Driven, with_capacity
 from fleet_agent.load.cluster import Files
 from fleet_agent.load.columns import Columns
 from fleet_agent.load.crew import Crew, Done, NearCrew, cause
@@ -56,6 +57,7 @@ class Driver:
     templates: dict[str, int | None] = field(default_factory=dict)  # tokens of the chat template, by server
     pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
+    calibration: Calibration = field(default_factory=Calibration)  # of shards on this host
 
     def answer(self, line: bytes) -> None:
         """Write one line to the agent; it reads all the time, so this does not block for long. When it has gone nobody wants it."""
@@ -96,6 +98,7 @@ class Driver:
 
     async def _run(self, number: int, url: str, request: LoadRequest, plans: list[shard.ShardPlan], *, warm: bool) -> LoadReply:
         watched = request.speculation and request.sglang and not warm
+        capacity = await self.calibration.known() if isinstance(self.crew, NearCrew) and not warm else None
         before = await counters.look(url) if watched else ""
         done = await self.crew.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
@@ -105,6 +108,8 @@ class Driver:
             looks = counters.Looks(before, await counters.look_after(url, before, summary.output_tokens))
             shape = Shape(request.draft_steps or None, request.draft_tokens or None)
             summary = counters.with_speculation(summary, looks, shape, request.time_scale)
+        if capacity is not None:
+            summary = with_capacity(summary, capacity, Driven(columns.chunks, len(plans), request.time_scale))
         reply = _reply(summary, done)
         if warm or not request.parquet:
             return reply

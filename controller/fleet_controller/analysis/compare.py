@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch
+from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch, without_warm_up
 from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
 from fleet_controller.analysis.verdict import Answer, Needs, Question, Verdict, answer, without_interval
 from fleet_protos.errors import ConfigError
@@ -161,7 +161,7 @@ def _first_seen(*names: Iterable[str]) -> list[str]:
 
 def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], _Side]:
     members: dict[tuple[str, str, str], list[StoredRun]] = {}
-    for stored in runs:
+    for stored in without_warm_up(runs):
         members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
     return {key: _Side(tuple(launches_of(group, METRICS_ALL)), tuple(group)) for key, group in members.items()}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet_controller.analysis.statistics import mean
 from fleet_protos.metrics import ACCEPT_LENGTH
-from fleet_protos.trial import GateEffect, Outcome, RunResult
+from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult
+
+WARMING_UP = Gate("warming_up", GateEffect.VOID_RUN, "not steady yet, as later runs of the same launch showed: kept, and part of no number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,12 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class GateCount:
-    """How often a gate tripped, and what it said the last time."""
+    """How often a gate tripped, what it said the last time, and the codes of all ways in which it did."""
 
     code: str
     count: int
     message: str
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,20 @@ class Launch:
     workload: str
     values: dict[str, float]
     runs: dict[str, int]
+
+
+def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """All runs, those voided that belong to the warm-up of their launch by what the newest valid run of that workload says."""
+    runs = list(runs)
+    valid: dict[tuple[str, int, str], list[int]] = defaultdict(list)  # launch and workload → places of its valid runs
+    for place in sorted(range(len(runs)), key=lambda place: runs[place].run.index):
+        if not runs[place].run.void:
+            valid[runs[place].trial_id, runs[place].attempt, runs[place].run.workload].append(place)
+    for places in valid.values():
+        for place in places[: runs[places[-1]].run.warm_up_runs]:
+            run = runs[place].run
+            runs[place] = replace(runs[place], run=replace(run, gates=(WARMING_UP, *run.gates)))
+    return runs
 
 
 def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
@@ -76,13 +93,14 @@ def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> Launch:
 
 def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
     """Gates over all runs given, voided and failed ones too: what was kept out is told. The most frequent first."""
-    counts: dict[str, tuple[int, str]] = {}
+    counts: dict[str, GateCount] = {}
     for stored in runs:
         for gate in stored.run.gates:
             if gate.effect != GateEffect.UNSPECIFIED:
-                counts[gate.code] = (counts.get(gate.code, (0, ""))[0] + 1, gate.message)
-    found = [GateCount(code, count, message) for code, (count, message) in counts.items()]
-    return tuple(sorted(found, key=lambda gate: (-gate.count, gate.code)))
+                before = counts.get(gate.code, GateCount(gate.code, 0, ""))
+                reasons = tuple(dict.fromkeys((*before.reasons, *gate.reasons)))
+                counts[gate.code] = GateCount(gate.code, before.count + 1, gate.message, reasons)
+    return tuple(sorted(counts.values(), key=lambda gate: (-gate.count, gate.code)))
 
 
 def minutes_per_launch(runs: Iterable[StoredRun]) -> float | None:

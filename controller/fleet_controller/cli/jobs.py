@@ -10,7 +10,7 @@ from fleet_controller.cli.connect import connected, controller_address
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.places import places
 from fleet_controller.report.causes import cause_lines, of_each_class
-from fleet_controller.report.jobs import job_heading, jobs_json, jobs_table, show_json, trials_table
+from fleet_controller.report.jobs import job_heading, jobs_json, jobs_table, kept_out_table, show_json, trials_table
 from fleet_controller.report.screen import table_text
 from fleet_controller.report.values import Controller, JobSummary
 from fleet_protos.errors import ExitCode
@@ -48,11 +48,16 @@ def _print_jobs(jobs: Sequence[JobSummary], arguments: argparse.Namespace, conso
 
 async def _show(controller: Controller, arguments: argparse.Namespace, console: Console) -> None:
     detail = await controller.job(arguments.job)
+    runs = (await controller.results(arguments.job)).runs
     if arguments.json:
-        console.json(show_json(detail))
+        console.json(show_json(detail, runs))
         return
     console.lines([job_heading(detail.job), ""])
     console.text(table_text(trials_table(detail.trials), console.width, console.colour))
+    kept_out = kept_out_table(runs)
+    if kept_out.rows:
+        console.lines(["", "kept, and part of no number:"])
+        console.text(table_text(kept_out, console.width, console.colour))
     for trial in of_each_class(detail.trials):
         cause = cause_lines((await controller.trial(trial.trial_id, trial.attempt, False)).events)
         console.lines(["", f"{trial.failure_class}, first in {trial.trial_id}:", *(f"  {line}" for line in cause)] if cause else [])

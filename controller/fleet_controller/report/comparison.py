@@ -209,7 +209,9 @@ def _row_json(row: Row) -> dict[str, Any]:
         "ratio_interval": _ends(row.ratio_interval),
         "verdict": None if row.verdict is None else str(row.verdict),
         "needs": None if row.needs is None else {"launches": row.needs.launches, "minutes": row.needs.minutes},
-        "gates": [{"code": gate.code, "count": gate.count, "message": gate.message} for gate in row.gates],
+        "gates": [
+            {"code": gate.code, "count": gate.count, "message": gate.message, "reasons": list(gate.reasons)} for gate in row.gates
+        ],
         "reason": row.reason,
         "accept_length": row.accept_length,
     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from fleet_controller.analysis.launches import StoredRun, without_warm_up
 from fleet_controller.report.progress import engine_mark
 from fleet_controller.report.table import Table
 from fleet_controller.report.values import JobDetail, JobSummary, TrialStatus
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial import GateEffect, Outcome, Phase
 
 JSON_VERSION = 1
 
@@ -61,7 +63,21 @@ def trials_table(trials: Sequence[TrialStatus]) -> Table:
     return Table(columns, rows, frozenset({"block", "attempt", "runs"})).without_empty("host", "outcome", "failure", "message")
 
 
-def show_json(detail: JobDetail) -> dict[str, Any]:
+def kept_out_table(runs: Sequence[StoredRun]) -> Table:
+    """The runs that are kept and are part of no number, voided or still warm-up: one row a launch, workload and gate."""
+    found: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for stored in without_warm_up(runs):
+        for code in _voided_by(stored):
+            found[stored.trial_id, str(stored.attempt), stored.run.workload, code].append(str(stored.run.index))
+    rows = tuple((trial, attempt, workload, ", ".join(indices), code) for (trial, attempt, workload, code), indices in found.items())
+    return Table(("trial", "attempt", "workload", "kept out", "by"), rows, frozenset({"attempt"}))
+
+
+def _voided_by(stored: StoredRun) -> list[str]:
+    return [gate.code for gate in stored.run.gates if gate.effect >= GateEffect.VOID_RUN]
+
+
+def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, Any]:
     """The `show` contract of docs/json.md."""
     return {
         "version": JSON_VERSION,
@@ -72,6 +88,11 @@ def show_json(detail: JobDetail) -> dict[str, Any]:
         "priority": detail.job.priority,
         "trouble": detail.job.trouble,
         "trials": [trial_json(trial) for trial in detail.trials],
+        "kept_out": [
+            {"trial": run.trial_id, "attempt": run.attempt, "workload": run.run.workload, "run": run.run.index, "gates": _voided_by(run)}
+            for run in without_warm_up(runs)
+            if run.run.void
+        ],
     }
 
 

@@ -63,10 +63,14 @@ def _lines(seen: Progress, now: TrialStatus, run: RunResult | None, job: JobSumm
 
 
 def run_text(run: RunResult, job: JobSummary) -> str:
-    """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a number."""
+    """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a number.
+
+    A run that showed those before it to be warm-up says so.
+    """
     if run.void:
         return f"{run.workload} voided by {', '.join(gate.code for gate in run.gates)}"
-    return f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}"
+    warm_up = {0: "", 1: ", the first run was warm-up"}.get(run.warm_up_runs, f", the first {run.warm_up_runs} runs were warm-up")
+    return f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}{warm_up}"
 
 
 def ending_text(trial: TrialStatus) -> str:

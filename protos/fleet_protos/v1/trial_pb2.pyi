@@ -742,19 +742,25 @@ class Gate(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     EFFECT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     effect: Global___GateEffect.ValueType
     message: _builtins.str
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """codes of the ways in which it tripped, where it has several"""
+
     def __init__(
         self,
         *,
         code: _builtins.str = ...,
         effect: Global___GateEffect.ValueType = ...,
         message: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "effect", b"effect", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "effect", b"effect", "message", b"message", "reasons", b"reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -823,6 +829,7 @@ class RunResult(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     GATES_FIELD_NUMBER: _builtins.int
     ARTIFACT_FIELD_NUMBER: _builtins.int
+    WARM_UP_RUNS_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
     index: _builtins.int
     """from 1"""
@@ -833,6 +840,8 @@ class RunResult(_message.Message):
     requests_ok: _builtins.int
     requests_failed: _builtins.int
     output_tokens: _builtins.int
+    warm_up_runs: _builtins.int
+    """of the valid runs up to this one, so many of the first were not steady; the newest run's word counts"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """names in fleet_protos/metrics.py"""
@@ -855,10 +864,11 @@ class RunResult(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         gates: _abc.Iterable[Global___Gate] | None = ...,
         artifact: Global___Artifact | None = ...,
+        warm_up_runs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "duration_s", b"duration_s", "gates", b"gates", "index", b"index", "metrics", b"metrics", "output_tokens", b"output_tokens", "requests_failed", b"requests_failed", "requests_ok", b"requests_ok", "started_unix_ns", b"started_unix_ns", "time_scale", b"time_scale", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "duration_s", b"duration_s", "gates", b"gates", "index", b"index", "metrics", b"metrics", "output_tokens", b"output_tokens", "requests_failed", b"requests_failed", "requests_ok", b"requests_ok", "started_unix_ns", b"started_unix_ns", "time_scale", b"time_scale", "warm_up_runs", b"warm_up_runs", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

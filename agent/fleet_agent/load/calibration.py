@@ -1,0 +1,146 @@
+"""Owns what one shard can drive on this host: its own client against a null server, by the CPU time that it takes. Knows no run's load.
+
+CPU time, not wall time, so that a neighbour on the host counts as little as may be: a shard is one loop on one core, and when its events
+and requests need as much CPU as there is time, it is the limit. The best of several rounds, for what disturbs one only adds to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from fleet_agent.load.body import Target, http_request
+from fleet_agent.load.client import Endpoint
+from fleet_agent.load.null_server import LONG_PATH, SHORT_PATH, NullServer
+from fleet_protos import metrics as names
+
+if TYPE_CHECKING:
+    from fleet_agent.load.summary import Summary
+
+STREAMS: Final = 64  # so many at a time, as under a load that comes near the limit
+ROUNDS: Final = 3
+ROUNDS_LIMIT_S: Final = 0.12  # of each kind: on a busy host there are fewer
+EVENTS: Final = 40  # of each stream, in each round
+SHORT_REQUESTS: Final = 128  # in each round
+LIMIT_S: Final = 2.0  # for any one answer: far beyond what it takes, so that a stuck host is noticed
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most that one shard can drive: of streams at a token an event, their requests included, and of answers of one token."""
+
+    tok_s: float
+    requests_s: float
+
+    def use(self, events: int, requests: int, wall_s: float, shards: int) -> float:
+        """The share of it that a run took, spread over so many shards; above 1 for one that cannot have been."""
+        taken_s = events / self.tok_s + requests / self.requests_s
+        return taken_s / (wall_s * shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What the shards of a run drove: events with output, by so many shards; its model time is `time_scale` times its wall time."""
+
+    events: int
+    shards: int
+    time_scale: float = 1.0
+
+
+def calibrate(limit_s: float = LIMIT_S) -> Capacity | None:
+    """Measure for 0.2 to 0.3 s, in the calling thread; None where loopback does not work or an answer failed, which is no reason to stop.
+
+    `limit_s`: no answer takes longer.
+    """
+    collects = gc.isenabled()
+    gc.disable()  # as a shard does
+    try:
+        with NullServer(EVENTS) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_measured(_Users(server, Endpoint(server.url), limit_s)))
+    except OSError:
+        return None
+    finally:
+        if collects:
+            gc.enable()
+
+
+async def _measured(users: _Users) -> Capacity | None:
+    target = Target(users.server.url)
+    short, long = (http_request(target, path, {"stream": True}) for path in (SHORT_PATH, LONG_PATH))
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(users.server.serve())
+        await users.endpoint.connect(STREAMS)
+        await users.cpu_s(short, STREAMS)  # so that what is measured is no first time
+        request_s = await users.best_cpu_s(short, SHORT_REQUESTS) / SHORT_REQUESTS
+        event_s = await users.best_cpu_s(long, STREAMS) / (STREAMS * EVENTS)
+        serving.cancel()
+    users.endpoint.close()
+    is_known = not users.failed and request_s > 0 and event_s > 0  # a clock of CPU time may be too coarse
+    return Capacity(1 / event_s, 1 / request_s) if is_known else None
+
+
+@dataclass(slots=True)
+class _Users:
+    """`STREAMS` of them at a time, each with one request after the other."""
+
+    server: NullServer
+    endpoint: Endpoint
+    limit_s: float
+    failed: bool = False  # one had no answer: nothing more is sent
+
+    async def best_cpu_s(self, request: bytes, count: int) -> float:
+        """The least CPU seconds of some rounds."""
+        until_s = time.monotonic() + ROUNDS_LIMIT_S
+        best_s = await self.cpu_s(request, count)
+        for _ in range(ROUNDS - 1):
+            if time.monotonic() < until_s and not self.failed:
+                best_s = min(best_s, await self.cpu_s(request, count))
+        return best_s
+
+    async def cpu_s(self, request: bytes, count: int) -> float:
+        """CPU seconds of the client for `count` requests."""
+        numbers = iter(range(count))
+        before_s = time.thread_time() - self.server.cpu_s
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(STREAMS, count)):
+                group.create_task(self._send(request, numbers))
+        return time.thread_time() - self.server.cpu_s - before_s
+
+    async def _send(self, request: bytes, numbers: Iterator[int]) -> None:
+        for _ in numbers:
+            if self.failed:
+                return
+            exchange = await self.endpoint.exchange(request, self.limit_s)
+            self.failed = self.failed or bool(exchange.failure or exchange.closed)
+
+
+@dataclass(slots=True)
+class Calibration:
+    """The capacity of one load process's shards: measured when it is first asked for, and remembered, also where there is none."""
+
+    capacity: Capacity | None = None
+    is_done: bool = False
+
+    async def known(self) -> Capacity | None:
+        """What `calibrate` found, in a thread so that orders are heard meanwhile."""
+        if not self.is_done:
+            self.capacity = await asyncio.to_thread(calibrate)
+            self.is_done = True
+        return self.capacity
+
+
+def with_capacity(summary: Summary, capacity: Capacity, load: Driven) -> Summary:
+    """The summary with what its run took of the capacity, as facts for the gates and as metrics. All of it is wall time."""
+    wall_s = summary.duration_s / load.time_scale
+    if not wall_s > 0:
+        return summary
+    most = capacity.tok_s * load.shards
+    use = capacity.use(load.events, summary.requests_ok + summary.requests_failed, wall_s, load.shards)
+    metrics = {**summary.metrics, names.CLIENT_CAPACITY: most, names.CLIENT_USE: use} if summary.metrics else {}
+    return replace(summary, metrics=metrics, facts={**summary.facts, "client_capacity_tok_s": most, "client_use": use})

@@ -1,0 +1,151 @@
+"""Owns a server that does nothing: prepared answers over loopback, on the loop of its client. Reads no request and judges nothing.
+
+It takes turns with its client in one thread and counts its own CPU time, so that what is left is the client's alone: in a thread of its own
+it would make the client pay for the interpreter's lock, and a process of its own takes longer to start than the calibration may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+SHORT_PATH: Final = "/short"  # a whole answer of one token, in one write
+LONG_PATH: Final = "/long"  # an answer that streams, an event of one token a turn
+_HEAD: Final = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_READ_BYTES: Final = 1 << 16
+
+
+class NullServer:
+    """Listens from its making to `close`, and answers while `serve` runs. `events`: those of an answer to `LONG_PATH`.
+
+    Raises OSError when nothing can listen on loopback.
+    """
+
+    def __init__(self, events: int) -> None:
+        self.cpu_s = 0.0  # that it took so far itself
+        self._pieces = _long(events)
+        self._short = _HEAD + _chunk(_delta("a")) + b"".join(_tail(1))
+        self._links: dict[int, socket.socket] = {}
+        self._streams: dict[int, int] = {}  # of each stream: how many of its pieces are written
+        self._poll = select.epoll()
+        try:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        except OSError:
+            self._poll.close()
+            raise
+        self._listener.setblocking(False)
+        self._poll.register(self._listener.fileno(), select.EPOLLIN)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> NullServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for link in (self._listener, *self._links.values()):
+            link.close()
+        self._poll.close()
+
+    async def serve(self) -> None:
+        """A turn, then one of everybody else on the loop, for ever."""
+        while True:
+            before_s = time.thread_time()
+            for number, _ in self._poll.poll(0):
+                if number == self._listener.fileno():
+                    self._accept()
+                else:
+                    self._read(number)
+            self._write_turn()
+            self.cpu_s += time.thread_time() - before_s
+            for _ in range(2):  # the loop sees what was written in the first of these turns, and its reader runs in the second
+                await asyncio.sleep(0)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # no more that wait, or no more descriptors: then the client waits in vain, and says so
+            while True:
+                link, _ = self._listener.accept()
+                link.setblocking(False)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._links[link.fileno()] = link
+                self._poll.register(link.fileno(), select.EPOLLIN)
+
+    def _read(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is None:  # dropped earlier in the same look
+            return
+        try:
+            request = link.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            request = b""
+        if not request:
+            self._drop(number)
+        elif request.startswith(f"POST {LONG_PATH} ".encode()):
+            self._streams[number] = 0
+        else:
+            self._write(number, self._short)
+
+    def _write_turn(self) -> None:
+        for number, written in tuple(self._streams.items()):
+            self._streams[number] = written + 1
+            if written + 1 == len(self._pieces):
+                del self._streams[number]
+            self._write(number, self._pieces[written])
+
+    def _write(self, number: int, data: bytes) -> None:
+        """Answers are far smaller than a socket's buffer: what does not fit at once belongs to a client that is gone."""
+        try:
+            whole = self._links[number].send(data) == len(data)
+        except OSError:
+            whole = False
+        if not whole:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._streams.pop(number, None)
+        link = self._links.pop(number, None)
+        if link is not None:
+            self._poll.unregister(number)
+            link.close()
+
+
+def _long(events: int) -> Sequence[bytes]:
+    """What each turn writes: the head with the first event, an event each, and with the last one the end."""
+    pieces = [_chunk(_delta(" word")) for _ in range(events)]
+    pieces[0] = _HEAD + pieces[0]
+    return [*pieces, b"".join(_tail(events))]
+
+
+def _tail(tokens: int) -> Sequence[bytes]:
+    usage = {"prompt_tokens": 20, "completion_tokens": tokens, "total_tokens": 20 + tokens, "prompt_tokens_details": None}
+    ends = (_delta("", "length"), _event({**_COMMON, "choices": [], "usage": usage}), b"data: [DONE]\n\n")
+    return [*map(_chunk, ends), b"0\r\n\r\n"]
+
+
+_COMMON: Final = {"id": "0" * 32, "object": "chat.completion.chunk", "created": 1, "model": "null"}
+
+
+def _delta(text: str, finish: str | None = None) -> bytes:
+    """A chat event as SGLang 0.5.23 writes it."""
+    delta = {"role": None, "content": text, "reasoning_content": None, "tool_calls": None}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    return _event({**_COMMON, "choices": [choice], "usage": None})
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)

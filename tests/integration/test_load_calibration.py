@@ -1,0 +1,118 @@
+"""Promises of the calibration: the client's own limit, over real sockets, quickly, and never a wrong one in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import threading
+import time
+from dataclasses import fields, replace
+
+import pytest
+
+from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
+from fleet_agent.load.body import Target, http_request
+from fleet_agent.load.calibration import Calibration, Capacity, Driven, calibrate, with_capacity
+from fleet_agent.load.client import Endpoint, Exchange
+from fleet_agent.load.decode import decode
+from fleet_agent.load.null_server import LONG_PATH, SHORT_PATH, NullServer
+from fleet_agent.load.summary import Summary
+
+
+async def answered(path: str, events: int) -> Exchange:
+    with NullServer(events) as server:
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve())
+            endpoint = Endpoint(server.url)
+            exchange = await endpoint.exchange(http_request(Target(server.url), path, {}), 5)
+            endpoint.close()
+            serving.cancel()
+    return exchange
+
+
+async def test_what_the_null_server_writes_reads_as_a_whole_answer() -> None:
+    for path, tokens in ((SHORT_PATH, 1), (LONG_PATH, 20)):
+        exchange = await answered(path, 20)
+        response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+        assert (response.error_kind, response.completion_tokens, len(response.chunk_ns)) == ("", tokens, tokens)
+
+
+async def test_each_event_of_a_stream_is_a_read_of_its_own() -> None:
+    exchange = await answered(LONG_PATH, 20)
+    assert len(exchange.reads) == 21  # the last one has the end
+
+
+def test_one_shard_is_calibrated_within_the_time_allowed_for_it() -> None:
+    calibrate()
+    begin_s, cpu_s = time.perf_counter(), time.thread_time()
+    capacity = calibrate()
+    took_s, used_s = time.perf_counter() - begin_s, time.thread_time() - cpu_s
+    assert capacity is not None
+    assert 5_000 < capacity.tok_s < 5_000_000
+    assert 500 < capacity.requests_s < 500_000
+    assert capacity.tok_s > capacity.requests_s
+    assert used_s < 0.3, f"{used_s:.3f} s of CPU in {took_s:.3f} s"
+
+
+def test_it_leaves_no_thread_no_socket_and_the_collector_as_it_was() -> None:
+    threads = threading.active_count()
+    calibrate()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        calibrate()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 12, 40])
+def test_a_process_that_may_open_few_files_has_no_capacity_rather_than_a_wrong_one(left: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1 + left, hard))
+    try:
+        assert calibrate(limit_s=0.2) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_answer_that_is_not_whole_gives_no_capacity() -> None:
+    assert calibrate(limit_s=0.002) is None  # far less than a stream of 40 turns takes, each of which lets news gather
+
+
+def test_the_use_of_a_run_is_that_of_its_events_and_requests_over_its_shards() -> None:
+    capacity = Capacity(tok_s=100_000.0, requests_s=10_000.0)
+    assert capacity.use(events=50_000, requests=2_000, wall_s=1.0, shards=1) == pytest.approx(0.7)
+    assert capacity.use(events=50_000, requests=2_000, wall_s=2.0, shards=2) == pytest.approx(0.175)
+
+
+SUMMARY = Summary({"output_tok_s": 400.0}, {"requests_ok": 90}, {}, 90, 10, 40_000, duration_s=100.0)
+
+
+def test_what_a_run_took_is_wall_time_whatever_the_model_of_the_server() -> None:
+    """100 s of model time in 1 s: 40,000 events and 100 requests, failed ones too, in a second on two shards."""
+    found = with_capacity(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(events=40_000, shards=2, time_scale=100.0))
+    assert found.facts == {"requests_ok": 90, "client_capacity_tok_s": 100_000.0, "client_use": pytest.approx(0.45)}
+    assert found.metrics == {"output_tok_s": 400.0, "client_capacity_tok_s": 100_000.0, "client_use_ratio": pytest.approx(0.45)}
+
+
+def test_a_run_in_which_nothing_succeeded_gets_no_metric_and_one_without_a_time_says_nothing() -> None:
+    failed = replace(SUMMARY, metrics={}, requests_ok=0, requests_failed=100)
+    assert with_capacity(failed, Capacity(1e5, 1e4), Driven(0, 1)).metrics == {}
+    assert with_capacity(replace(failed, duration_s=0.0), Capacity(1e5, 1e4), Driven(0, 1)).facts == {"requests_ok": 90}
+
+
+def test_the_facts_are_those_that_the_gates_read_and_the_limit_is_seventy_percent() -> None:
+    found = with_capacity(SUMMARY, Capacity(1e5, 1e4), Driven(1, 1)).facts.keys() - {"requests_ok"}
+    assert found <= {field.name for field in fields(RunFacts)}
+    assert CLIENT_USE_MAX == 0.70
+
+
+async def test_it_is_done_once_and_then_remembered() -> None:
+    calibration = Calibration()
+    first = await calibration.known()
+    assert first is not None
+    assert await calibration.known() is first
