@@ -17,18 +17,18 @@ demo: .venv/installed-run ## run examples/demo.yaml on simulated servers, to its
 
 test: .venv/installed-dev ## all tests but those on a real SGLang and on lab hosts
 	@tools/test_programs.sh
-	@tools/tests.sh -m "not real_sglang and not lab"
+	@tools/tests.sh test 2 -m "not real_sglang and not lab"
 
 test-unit: .venv/installed-dev ## the pure parts only: seconds
 	$(bin)/pytest tests/unit
 
 test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (first time: installs it into the user's cache)
 	$(bin)/python tests/real_sglang/environment.py
-	$(bin)/pytest -m real_sglang tests/real_sglang
+	tools/tests.sh real 0 -m real_sglang tests/real_sglang
 
 test-lab: .venv/installed-dev ## tests on lab hosts: real ssh, real networks, real faults on this machine (as root; LAB=FILES for some)
 	@tools/lab_programs.sh
-	@tools/tests.sh -m lab -rs $(LAB)
+	@tools/tests.sh lab 2 -m lab -rs $(LAB)
 
 lab: .venv/installed-dev ## lab hosts to try things on by hand, until Ctrl-C or make lab-down (HOSTS=3 SYSTEMD=0 VENV=0)
 	@tools/lab_programs.sh
