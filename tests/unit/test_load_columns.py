@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.load.columns import MOST_NAMES, OTHER_NAME, Builder, Columns
@@ -40,11 +40,13 @@ def answered(number: int, chunks: int, **fields: object) -> Request:
     return Request(number, 1000 * number, 1000 * number, "0" * 16, replace(response, **fields))  # type: ignore[arg-type]
 
 
+@settings(max_examples=50, deadline=None)
 @given(RUNS)
 def test_rows_come_out_as_they_were_put_in(run: list[Request]) -> None:
     assert Columns.of(run).requests() == run
 
 
+@settings(max_examples=50, deadline=None)
 @given(RUNS, st.integers(1, 4), st.integers(0, 6))
 def test_shards_that_are_joined_lose_nothing_whatever_was_on_disk(
     tmp_path_factory: pytest.TempPathFactory, run: list[Request], shards: int, held: int
@@ -59,6 +61,7 @@ def test_shards_that_are_joined_lose_nothing_whatever_was_on_disk(
     assert Columns.joined(parts).requests() == run
 
 
+@settings(max_examples=50, deadline=None)
 @given(RUNS, st.integers(-(2**61), 2**61))
 def test_times_that_are_moved_forth_and_back_are_the_same(run: list[Request], by_ns: int) -> None:
     columns = Columns.of([request for request in run if not moved_to_never(request, by_ns)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.load.percentiles import percentile, percentiles, streamed
@@ -21,6 +21,7 @@ def sorted_percentile(values: list[int], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(NANOSECONDS, max_size=30), max_size=6), SHARES)
 def test_a_streamed_percentile_is_that_of_the_sorted_values(arrays: list[list[int]], shares: list[float]) -> None:
     values = [value for array in arrays for value in array]
@@ -28,12 +29,14 @@ def test_a_streamed_percentile_is_that_of_the_sorted_values(arrays: list[list[in
     assert found == ([sorted_percentile(values, share) for share in shares] if values else [])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1), SHARES)
 def test_values_at_hand_and_those_of_arrow_have_the_same_percentiles(values: list[int], shares: list[float]) -> None:
     assert percentiles(pa.array(values, pa.int64()), *shares) == percentiles(values, *shares)
     assert percentiles(values, *shares) == [sorted_percentile(values, share) for share in shares]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
 def test_a_percentile_lies_within_the_values(values: list[float], share: float) -> None:
     assert min(values) <= percentile(values, share) <= max(values)

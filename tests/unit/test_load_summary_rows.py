@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.load.columns import Builder, Columns
@@ -104,11 +104,13 @@ def cache(good: list[Request], conditions: Conditions) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("conditions", [CLOSED, OPEN])
+@settings(max_examples=40, deadline=None)
 @given(run=RUNS)
 def test_metrics_over_columns_are_those_worked_out_request_by_request(conditions: Conditions, run: list[Request]) -> None:
     assert summarise(Columns.of(run), conditions).metrics == pytest.approx(worked_out(run, conditions))
 
 
+@settings(max_examples=40, deadline=None)
 @given(RUNS)
 def test_facts_over_columns_are_those_worked_out_request_by_request(run: list[Request]) -> None:
     facts, good = summarise(Columns.of(run), CLOSED).facts, [request for request in run if request.ok]
@@ -130,6 +132,7 @@ WORKED_OUT = (
 )  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(run=RUNS)
 def test_a_run_of_which_the_chunks_are_on_disk_has_the_same_numbers(tmp_path_factory: pytest.TempPathFactory, run: list[Request]) -> None:
     path: Path = tmp_path_factory.mktemp("run") / "chunks"
