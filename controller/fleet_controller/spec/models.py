@@ -278,7 +278,7 @@ class Measure(Section):
     precision: Precision = Field(default=0.02, description="Relative half-width of the interval over runs at which a workload ends.")
     confidence: Confidence = Field(default=0.95, description="Confidence of every interval.")
     margin: Precision = Field(default=0.02, description="Differences below this do not matter: EQUIVALENT.")
-    warmup: WarmUp = Field(default=0, description="auto, or a number of requests.")
+    warmup: WarmUp = Field(default=0, description="auto: until the runs are steady; or a number of requests, and every run counts.")
     seed: Seed = Field(default=1, description="Seed of the order of launches and of prompts.")
 
 
