@@ -110,6 +110,7 @@ class Errands:
             parquet=str(self._folder / f"{evidence.safe(workload.name)}-{index:03d}.parquet"),
             metadata=metadata,
             salt_scope=spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else "",
+            files={file.ref: file.content for file in spec.files if file.ref in workload.refs},
         )
 
     # End

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from hashlib import sha256
 from typing import Any
 
 from fleet_protos.errors import ErrorKind
 
 __all__ = [
-    "Artifact", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths", "LoadPlan", "Measure",
-    "Outcome", "Phase", "RunResult", "Simulation", "Slo", "Stage", "TrialSpec", "Workload",
+    "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths", "LoadPlan",
+    "Measure", "Outcome", "Phase", "RunResult", "Simulation", "Slo", "Stage", "TrialSpec", "Workload",
 ]  # fmt: skip
 
 
@@ -164,7 +165,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s` or by `stages`; never two of these."""
+    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`, `stages` or `trace`; never two of these."""
 
     name: str = ""
     concurrency: int = 0
@@ -180,16 +181,26 @@ class Workload:
     burstiness: float = 0.0
     stages: tuple[Stage, ...] = ()
     output: Lengths = field(default_factory=Lengths)
+    trace: str = ""
+    speed: float = 0.0
+    input_tokens: int = 0
+    input: Lengths = field(default_factory=Lengths)
+
+    @property
+    def refs(self) -> frozenset[str]:
+        """Of the files of its trial that it names."""
+        named = self.prompts.removeprefix("file:") if self.prompts.startswith("file:") else ""
+        return frozenset({self.trace, named} - {""})
 
     @property
     def is_open(self) -> bool:
         """Its requests come when they are due, whatever the server does."""
-        return self.rate_per_s > 0 or bool(self.stages)
+        return self.rate_per_s > 0 or bool(self.stages) or bool(self.trace)
 
     @property
     def fixes_lengths(self) -> bool:
         """Each answer is asked to be exactly as long as one number, or as one of its own."""
-        return self.output_tokens > 0 or self.output.distribution != ""
+        return self.output_tokens > 0 or self.output.distribution != "" or self.trace != ""
 
     @property
     def mean_output_tokens(self) -> float:
@@ -218,6 +229,20 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A file that a workload names, packed by `attachment.py`. `name`: KIND:PATH as the job has it; `sha256`: of the file itself."""
+
+    name: str = ""
+    sha256: str = ""
+    content: str = field(default="", repr=False)
+
+    @property
+    def ref(self) -> str:
+        """What workloads name it by: equal for equal contents."""
+        return sha256(self.content.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
 class TrialSpec:
     """One launch of one variant on one host: the unit of scheduling, retry and statistics."""
 
@@ -235,6 +260,7 @@ class TrialSpec:
     witness: bool = False
     shared: bool = False
     load: LoadPlan = field(default_factory=LoadPlan)
+    files: tuple[AttachedFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from fleet_agent.core.soundness import shown
 from fleet_protos.codec import to_proto
 from fleet_protos.sockets import listen_address
 from fleet_protos.trial import (
+    AttachedFile,
     Container,
     EngineKind,
     EngineSpec,
@@ -98,6 +99,9 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         yield line
 
 
+FILE = AttachedFile("trace:a.csv", "0" * 64, "x")
+
+
 def whole() -> TrialSpec:
     """A trial with something in every field."""
     engine = EngineSpec(
@@ -108,10 +112,10 @@ def whole() -> TrialSpec:
     )  # fmt: skip
     load = Workload(
         "w", 1, 1, arrivals="poisson", prompts="builtin:chat", output_tokens=10, api="chat", stages=(Stage(1, 1, 1),),
-        output=Lengths("uniform", 1, 5),
+        output=Lengths("uniform", 1, 5), input=Lengths("uniform", 1, 5),
     )  # fmt: skip
     plan = LoadPlan(("here",), 1)
-    return TrialSpec("t-1", 1, "job", "job", "v", {"f": "l"}, 1, "here", engine, (load,), Measure(1, 1), load=plan)
+    return TrialSpec("t-1", 1, "job", "job", "v", {"f": "l"}, 1, "here", engine, (load,), Measure(1, 1), load=plan, files=(FILE,))
 
 
 def proto() -> trial_pb2.TrialSpec:

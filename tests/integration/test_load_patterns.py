@@ -10,9 +10,11 @@ from fleet_agent.load.asks import Asks
 from fleet_agent.load.body import Target
 from fleet_agent.load.columns import Columns
 from fleet_agent.load.driver import plan_shards
+from fleet_agent.load.made_text import WORDS_PER_TOKEN
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.shard import run_shard
 from fleet_agent.load.summary import Conditions, Summary, summarise
+from fleet_protos.attachment import Prompts, Trace, pack
 from fleet_protos.trial import Lengths, Stage, Workload
 from tests.fakes.simulated_server import Running, simulated_server
 
@@ -25,8 +27,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-def measured(server: Running, workload: Workload, run_index: int = 0) -> tuple[Columns, Summary, Asks]:
-    request = LoadRequest(server.url, workload, run_index=run_index, model="demo/model", time_scale=SCALE)
+def measured(server: Running, workload: Workload, run_index: int = 0, **files: str) -> tuple[Columns, Summary, Asks]:
+    request = LoadRequest(server.url, workload, run_index=run_index, model="demo/model", time_scale=SCALE, files=files)
     [plan] = plan_shards(request, Target(server.url, "demo/model"), warm=False, shares=lambda users: 1)
     columns = run_shard(plan).columns
     assert plan.asks is not None
@@ -50,3 +52,44 @@ def test_requests_of_a_ramp_are_sent_when_they_are_due(simulated: Running) -> No
     assert sum(at < 40 for at in due_s) == 40
     assert sum(at < 20 for at in due_s) == 10
     assert summary.requests_ok == 80
+
+
+TRACE = Trace((0, 4000, 12_000, 20_000), (900, 1500, 40, 700), (7, 8, 9, 10), ((1,), (1, 2), (), (3, 4)))
+
+
+def test_a_trace_is_replayed_at_its_times_with_its_lengths(simulated: Running) -> None:
+    workload = Workload("w", trace="x", speed=2.0, requests=3, duration_s=6, api="chat")
+    columns, summary, _ = measured(simulated, workload, x=pack(TRACE))
+    requests = columns.requests()
+    due_s = [(request.intended_ns - requests[0].intended_ns) / 1e9 * SCALE for request in requests]
+    assert due_s == pytest.approx([0, 2, 6], abs=0.001)
+    assert [request.response.completion_tokens for request in requests] == [7, 8, 9]
+    words = [request.response.prompt_tokens or 0 for request in requests]  # the simulated server's tokens are words
+    assert [count / WORDS_PER_TOKEN for count in words] == [pytest.approx(tokens, abs=15) for tokens in (900, 1500, 40)]
+    assert (summary.requests_ok, summary.facts["off_length"]) == (3, 0)
+
+
+def test_a_trace_of_ids_has_its_lengths_exactly(simulated: Running) -> None:
+    workload = Workload("w", trace="x", speed=4.0, prompts="random:ids", api="generate")
+    columns, _, _ = measured(simulated, workload, x=pack(TRACE))
+    assert [request.response.prompt_tokens for request in columns.requests()] == list(TRACE.prompt_tokens)
+
+
+def test_prompts_of_a_file_are_sent_with_all_their_messages(simulated: Running) -> None:
+    conversations = ((("system", "s " * 50), ("user", "one two three")),)
+    workload = Workload("w", concurrency=1, requests=2, prompts="file:x", output_tokens=5, api="chat")
+    columns, summary, _ = measured(simulated, workload, x=pack(Prompts(conversations)))
+    assert all((request.response.prompt_tokens or 0) >= 54 for request in columns.requests())
+    assert summary.requests_ok == 2
+
+
+def test_random_prompts_have_their_lengths_exactly(simulated: Running) -> None:
+    lengths = Lengths("uniform", 10, 90)
+    workload = Workload("w", concurrency=2, requests=8, prompts="random:ids", input=lengths, output_tokens=5, api="generate")
+    columns, _, asks = measured(simulated, workload)
+    assert [request.response.prompt_tokens for request in columns.requests()] == [len(asks.ask(number).prompt) for number in range(8)]
+
+
+def test_a_run_whose_file_did_not_come_is_refused(simulated: Running) -> None:
+    with pytest.raises(ValueError, match="its trace x did not come with the trial"):
+        measured(simulated, Workload("w", trace="x", api="chat"))

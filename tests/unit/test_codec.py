@@ -24,8 +24,8 @@ BODY_NAMES = {
     for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
 }
 VALUES = [
-    trial.Simulation, trial.EngineSpec, trial.Slo, trial.Stage, trial.Lengths, trial.Workload, trial.Measure, trial.TrialSpec,
-    trial.Gate, trial.Artifact, trial.RunResult, ev.Event, *BODIES,
+    trial.Simulation, trial.EngineSpec, trial.Slo, trial.Stage, trial.Lengths, trial.Workload, trial.AttachedFile,
+    trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact, trial.RunResult, ev.Event, *BODIES,
 ]  # fmt: skip
 ENUMS = [trial.EngineKind, trial.Phase, trial.Outcome, trial.GateEffect]
 
@@ -45,12 +45,13 @@ stages = st.lists(st.builds(trial.Stage, floats, floats, floats), max_size=2).ma
 lengths = st.builds(trial.Lengths, texts, counts, counts, floats, floats)
 workloads = st.builds(
     trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats,
-    burstiness=floats, stages=stages, output=lengths,
+    burstiness=floats, stages=stages, output=lengths, trace=texts, speed=floats, input_tokens=counts, input=lengths,
 )  # fmt: skip
 measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
+files = st.builds(trial.AttachedFile, texts, texts, texts)
 specs = st.builds(
     trial.TrialSpec, texts, counts, texts, texts, texts, st.dictionaries(texts, texts), counts, texts, engines,
-    st.lists(workloads, max_size=2).map(tuple), measures,
+    st.lists(workloads, max_size=2).map(tuple), measures, files=st.lists(files, max_size=2).map(tuple),
 )  # fmt: skip
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import statistics
+import time
 from collections import Counter
+from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 
+from fleet_agent.load.arrivals import replayed_s
 from fleet_agent.load.asks import Asks, asks_of
-from fleet_agent.load.prompts import Draw, draw_prompt
+from fleet_agent.load.body import Target, body
+from fleet_agent.load.content import END_ID, FIRST_ID, is_ids
+from fleet_agent.load.made_text import WORDS_PER_TOKEN, made_text, question
+from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
+from fleet_agent.load.traced import Traced
+from fleet_protos.attachment import Prompts, Trace
 from fleet_protos.trial import Lengths, Workload
 
 FIXED = Workload("w", concurrency=4, prompts="builtin:chat", output_tokens=9)
@@ -67,3 +77,108 @@ def test_what_a_shard_asks_is_what_the_whole_asks() -> None:
 def test_a_workload_without_lengths_is_refused(output: Lengths) -> None:
     with pytest.raises(ValueError, match="neither uniform nor lognormal"):
         asks(Workload("w", prompts="builtin:chat", output=output))
+
+
+TRACE = Trace((0, 500, 2000), (1100, 1400, 60), (5, 6, 7), ((1, 2, 3), (1, 2, 4), ()))
+REPLAY = Workload("w", trace="x", speed=2.0, requests=3)
+
+
+def beginning(one: str, other: str) -> str:
+    """What both begin with."""
+    return "".join(mark for mark, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_a_trace_is_asked_at_its_times_with_its_lengths() -> None:
+    made = asks_of(REPLAY, Draw("", 1, 0), {"x": TRACE})
+    assert replayed_s(TRACE, REPLAY) == (0, 0.25, 1)
+    assert replayed_s(TRACE, replace(REPLAY, requests=2, speed=0.0)) == (0, 0.5)
+    assert [made.ask(number).output_tokens for number in range(4)] == [5, 6, 7, 5]
+    assert [asks_of(replace(REPLAY, output_tokens=9), Draw("", 1, 0), {"x": TRACE}).length(number) for number in range(3)] == [9, 9, 9]
+
+
+def test_prompts_of_a_trace_have_about_the_length_that_it_recorded() -> None:
+    prompts = [Traced(TRACE).prompt(number) for number in range(3)]
+    assert [words(prompt) / WORDS_PER_TOKEN for prompt in prompts] == [pytest.approx(tokens, rel=0.02) for tokens in (1100, 1400, 60)]
+    assert prompts[0].endswith(question(0))
+
+
+def test_equal_blocks_are_equal_beginnings_and_what_follows_differs() -> None:
+    first, second, third = (Traced(TRACE).prompt(number) for number in range(3))
+    shared = len(beginning(first, second).split()) / WORDS_PER_TOKEN
+    assert shared == pytest.approx(1024, rel=0.01)
+    assert len(beginning(first, third).split()) < 12
+
+
+def test_made_text_hardly_says_a_sentence_twice() -> None:
+    sentences = made_text("a", 20_000).split(". ")
+    assert len(set(sentences)) > 0.99 * len(sentences)
+    assert made_text("a", 500) != made_text("b", 500)
+
+
+def test_prompts_of_a_file_are_asked_with_all_their_messages_in_the_order_of_the_seed() -> None:
+    conversations = tuple((("system", "s"), ("user", f"question {number}")) for number in range(20))
+    workload = replace(FIXED, prompts="file:x")
+    made = asks_of(workload, Draw("file:x", 1, 0), {"x": Prompts(conversations)})
+    asked = [made.ask(number).prompt for number in range(40)]
+    bodies = [body(Target("http://h"), "chat", prompt, 5)["messages"] for prompt in asked]
+    assert [[message["role"] for message in messages] for messages in bodies] == [["system", "user"]] * 40
+    assert all(re.fullmatch(r"[0-9a-f]{12}\n\ns", messages[0]["content"]) for messages in bodies)
+    questions = [messages[1]["content"] for messages in bodies]
+    assert sorted(questions[:20]) == sorted(f"question {number}" for number in range(20))
+    assert questions[:20] == questions[20:]
+    assert questions != [f"question {number}" for number in range(40)]
+
+
+def test_messages_are_one_text_where_an_endpoint_has_no_roles() -> None:
+    assert body(Target("http://h"), "completions", (("system", "s"), ("user", "u")), 5)["prompt"] == "s\n\nu"
+    assert body(Target("http://h"), "generate", (("system", "s"), ("user", "u")), 5)["text"] == "s\n\nu"
+
+
+def test_a_file_that_did_not_come_is_refused() -> None:
+    with pytest.raises(ValueError, match="the prompts file:x did not come with the trial"):
+        asks_of(replace(FIXED, prompts="file:x"), Draw("file:x", 1, 0))
+    with pytest.raises(ValueError, match="its trace x did not come with the trial"):
+        asks_of(REPLAY, Draw("", 1, 0))
+
+
+def test_random_prompts_are_ids_of_exactly_their_length_that_no_run_repeats() -> None:
+    workload = replace(FIXED, prompts="random:ids", input=Lengths("uniform", 100, 200))
+    first, second = ([asks_of(workload, Draw("random:ids", 1, run)).ask(number).prompt for number in range(50)] for run in (0, 1))
+    assert all(is_ids(prompt) and 100 <= len(prompt) <= 200 and FIRST_ID <= min(prompt) <= max(prompt) < END_ID for prompt in first)
+    assert [len(prompt) for prompt in first] == [len(prompt) for prompt in second]
+    assert all(one[:4] != other[:4] and one[8:] == other[8:] for one, other in zip(first, second, strict=True))
+    assert body(Target("http://h"), "generate", first[0], 5)["input_ids"] == first[0]
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_token_ids_go_to_generate_alone(api: str) -> None:
+    with pytest.raises(ValueError, match="token ids are for api generate alone"):
+        body(Target("http://h"), api, (1, 2, 3), 5)
+
+
+def test_a_trace_of_random_ids_has_exactly_its_lengths_and_its_shared_beginnings() -> None:
+    made = asks_of(replace(REPLAY, prompts="random:ids"), Draw("random:ids", 1, 0), {"x": TRACE})
+    first, second, third = (made.source.prompt(number) for number in range(3))
+    assert (len(first), len(second), len(third)) == (1100, 1400, 60)
+    assert first[:1024] == second[:1024]
+    assert first[1024:1100] != second[1024:1100]
+
+
+def test_long_prompts_are_long_and_no_two_alike() -> None:
+    texts = prompt_set("builtin:long_context")
+    assert len(set(texts)) == len(texts) == 40
+    assert all(words(text) / WORDS_PER_TOKEN == pytest.approx(8000, rel=0.02) for text in texts)
+    assert len(set(text[:100] for text in texts)) == 40
+
+
+def test_asking_is_cheap() -> None:
+    """Less than 30 µs by far; the bound is wide, for machines that are slow or busy."""
+    made = asks(LOGNORMAL)
+    begun = time.perf_counter()
+    for number in range(2000):
+        made.ask(number)
+    assert (time.perf_counter() - begun) / 2000 < 300e-6

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.prompt_sets import SETS
+from fleet_agent.load.prompts import BUILTIN
 from fleet_controller.spec.prompts import BUILTIN_PROMPTS
 from fleet_controller.spec.quantities import read_duration, read_ratio, write_duration, write_ratio
 
@@ -65,4 +65,4 @@ def test_a_written_ratio_reads_back(thousandths_of_percent: int) -> None:
 
 
 def test_the_prompt_sets_are_those_that_the_load_side_has() -> None:
-    assert sorted(BUILTIN_PROMPTS) == sorted(SETS)
+    assert sorted(BUILTIN_PROMPTS) == sorted(BUILTIN)

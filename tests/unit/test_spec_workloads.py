@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,36 @@ import pytest
 from ruamel.yaml import YAML
 
 from fleet_controller.core.estimate import estimate
-from fleet_controller.core.plan import make_plan
+from fleet_controller.core.job import Job
+from fleet_controller.core.plan import make_plan, trial_specs
+from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.spec.schema import job_schema
+from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, unpack
 from fleet_protos.trial import Lengths, Stage, Workload
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
+FILES = {
+    "traces/afternoon.csv": "time_s,prompt_tokens,output_tokens\n0,100,20\n1.5,300,5\n90,40,7\n1000,1,1\n",
+    "traces/mooncake.jsonl": (
+        '{"timestamp": 0, "input_length": 1100, "output_length": 20, "hash_ids": [7, 8, 9]}\n'
+        '{"timestamp": 3000, "input_length": 1400, "output_length": 0, "hash_ids": [7, 8, 10]}\n'
+    ),
+}
+FILES["prompts/questions.txt"] = "What is a bridge?\n\n  Why is the sea salt?  \n"
+FILES["prompts/ours.jsonl"] = (
+    '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},'
+    ' {"role": "assistant", "content": "Yes?"}]}\n'
+    '{"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]}\n'
+)
+FILES["prompts/shared.json"] = json.dumps(
+    [
+        {"conversations": [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "1"}, {"from": "human", "value": "Two?"}]},
+        {"id": "2", "conversations": [{"from": "gpt", "value": "I begin"}, {"from": "human", "value": "No"}]},
+        {"id": "3", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "Three?"}]},
+        {"id": "4", "conversations": []},
+    ]
+)
 HEAD = """\
 apiVersion: benchfleet/v1
 kind: Job
@@ -29,12 +57,27 @@ engine: {kind: simulated}
 EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}workloads:\n)(?:^ {4,}.*\n)+", GUIDE.read_text(), re.M)]
 
 
-def load(workloads: str) -> LoadedJob:
-    return load_job(f"{HEAD}workloads:\n{textwrap.indent(textwrap.dedent(workloads), '  ')}", "job.yaml")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    return tmp_path
 
 
-def cells(workloads: str) -> dict[str, Workload]:
-    return {cell.name: cell for cell in load(workloads).job.workloads}
+def load(workloads: str, folder: Path | None = None) -> LoadedJob:
+    return load_job(f"{HEAD}workloads:\n{textwrap.indent(textwrap.dedent(workloads), '  ')}", "job.yaml", folder)
+
+
+def cells(workloads: str, folder: Path | None = None) -> dict[str, Workload]:
+    return {cell.name: cell for cell in load(workloads, folder).job.workloads}
+
+
+def refused(workloads: str, folder: Path | None = None) -> list[tuple[str, int, str]]:
+    with pytest.raises(JobRejected) as rejected:
+        load(workloads, folder)
+    return [(finding.code, finding.line, finding.message) for finding in rejected.value.findings if finding.severity == ERROR]
 
 
 def test_the_guide_has_examples() -> None:
@@ -42,8 +85,8 @@ def test_the_guide_has_examples() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.split("\n")[1].split(":")[0].strip())
-def test_an_example_of_the_guide_has_no_findings_and_keeps_the_schema(example: str) -> None:
-    assert load_job(HEAD + example, "job.yaml").findings == ()
+def test_an_example_of_the_guide_has_no_findings_and_keeps_the_schema(example: str, folder: Path) -> None:
+    assert load_job(HEAD + example, "job.yaml", folder).findings == ()
     content: Any = YAML(typ="safe", pure=True).load(HEAD + example)
     assert [error.message for error in jsonschema.Draft202012Validator(job_schema()).iter_errors(content)] == []
 
@@ -92,3 +135,155 @@ def test_the_guess_of_the_time_knows_ramps_and_drawn_lengths() -> None:
 def test_workloads_go_into_a_plan_as_json() -> None:
     plan = make_plan(load("r: {ramp: [{start: 0, end: 8, duration: 1m}], output_tokens: 5}").job, ["h"])
     assert json.loads(json.dumps(plan.to_json()))["workloads"] == ["r"]
+
+
+def trace_of(job: Job, cell: Workload) -> Trace:
+    [file] = [file for file in job.files if file.ref == cell.trace]
+    trace = unpack(file.content)
+    assert isinstance(trace, Trace)
+    return trace
+
+
+def test_a_trace_is_as_much_of_its_file_as_is_replayed_and_no_more_travels(folder: Path) -> None:
+    job = load("a: {trace: traces/afternoon.csv, speed: 2, duration: 1m}\nb: {trace: traces/afternoon.csv, requests: 2}", folder).job
+    first, second = job.workloads
+    assert (first.requests, first.speed, first.duration_s, first.output_tokens, first.is_open) == (3, 2.0, 45.0, 0, True)
+    assert (second.requests, second.speed, second.duration_s) == (2, 1.0, 1.5)
+    [file] = job.files
+    assert (file.name, file.sha256) == ("trace:traces/afternoon.csv", sha256(FILES["traces/afternoon.csv"].encode()).hexdigest())
+    assert trace_of(job, first) == trace_of(job, second) == Trace((0, 1500, 90_000), (100, 300, 40), (20, 5, 7))
+
+
+def test_a_mooncake_trace_keeps_its_blocks(folder: Path) -> None:
+    job = load("a: {trace: traces/mooncake.jsonl}", folder).job
+    assert trace_of(job, job.workloads[0]) == Trace((0, 3000), (1100, 1400), (20, 1), ((7, 8, 9), (7, 8, 10)))
+
+
+def test_the_text_of_a_job_carries_its_files_and_reads_back_as_the_same_job_anywhere(folder: Path) -> None:
+    loaded = load("a: {trace: traces/afternoon.csv}", folder)
+    again = load_job(loaded.text, "job.yaml")
+    assert (again.job, again.text) == (loaded.job, loaded.text)
+    assert load_job(loaded.text, "job.yaml", folder / "nowhere").job == loaded.job
+    assert [trial_specs(again.job, plan, trial, "j-1")[0].files for plan in [make_plan(again.job, ["h"])] for trial in plan.trials[:1]] == [
+        again.job.files
+    ]
+
+
+def test_without_its_files_a_job_is_refused_and_nothing_is_opened() -> None:
+    [(code, line, message)] = refused("a: {trace: /etc/passwd}")
+    assert (code, line) == ("file_not_attached", 7)
+    assert message == "the file `/etc/passwd` did not come with the job"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "time_s,prompt_tokens\n1,2\n", "line 1: its first line names no column `output_tokens`"),
+        ("a.csv", "time_s,prompt_tokens,output_tokens\n1,2,3\n2,x,3\n", "line 3: `prompt_tokens` is 'x', not a number of 0 or more"),
+        ("a.csv", "time_s,prompt_tokens,output_tokens\n1,2\n", "line 2: `output_tokens` is 'None'"),
+        ("a.csv", "time_s,prompt_tokens,output_tokens\n1,2.5,3\n", "line 2: a length is no whole number of tokens"),
+        ("a.csv", "time_s,prompt_tokens,output_tokens\n", "it holds no request"),
+        ("a.jsonl", '{"timestamp": 1, "input_length": 2}\n', "line 1: `output_length` is missing"),
+        ("a.jsonl", '\n{"timestamp": -1, "input_length": 2, "output_length": 3}\n', "line 2: `timestamp` is '-1'"),
+        ("a.jsonl", '{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": ["a"]}\n', "line 1: `hash_ids` is not a list"),
+        ("a.jsonl", "{\n", "line 1: not JSON"),
+        ("a.jsonl", "[1]\n", "line 1: not a JSON object"),
+        ("a.txt", "1 2 3\n", "a trace is a .jsonl with timestamp"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_told_with_its_line(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    [(code, _, told)] = refused(f"a: {{trace: {name}}}", tmp_path)
+    assert code == "bad_file"
+    assert told.startswith(f"`{name}`: {message}")
+
+
+def test_a_trace_that_is_not_text_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"time_s\n\xff\n")
+    assert refused("a: {trace: a.csv}", tmp_path) == [("bad_file", 7, "`a.csv`: line 2: it is not UTF-8 text")]
+
+
+def test_a_file_that_is_not_there_is_told_at_each_workload_that_names_it(tmp_path: Path) -> None:
+    found = refused("a: {trace: none.csv}\nb: {trace: none.csv}", tmp_path)
+    assert [(code, line) for code, line, _ in found] == [("file_unreadable", 7), ("file_unreadable", 8)]
+
+
+def test_files_that_are_too_large_to_travel_are_refused_with_their_size(tmp_path: Path) -> None:
+    drawn = random.Random(1)
+    rows = "".join(f"{number},{drawn.randrange(9_999_999)},{drawn.randrange(9_999_999)}\n" for number in range(60_000))
+    (tmp_path / "a.csv").write_text("time_s,prompt_tokens,output_tokens\n" + rows)
+    [(code, _, message)] = refused("a: {trace: a.csv}", tmp_path)
+    assert code == "files_too_large"
+    assert "more than the 384 KiB that travel with it" in message
+    assert load("a: {trace: a.csv, duration: 1h}", tmp_path).job.workloads[0].requests == 3600
+
+
+def test_files_are_not_kept_with_more_trials_than_the_store_has_room_for(folder: Path) -> None:
+    job = load("a: {trace: traces/afternoon.csv}", folder).job
+    big = replace(job, files=(replace(job.files[0], content="x" * LARGEST_PACKED),), launches=1000)
+    assert "files_too_large" in [finding.code for finding in make_plan(big, ["h"]).findings]
+    assert make_plan(replace(big, launches=100), ["h"]).findings == ()
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: text[:40] + "AAAA" + text[44:], lambda text: text[::-1]])
+def test_a_damaged_file_behind_a_job_is_refused(damage: Callable[[str], str], folder: Path) -> None:
+    job = load("a: {trace: traces/mooncake.jsonl}", folder)
+    content = job.job.files[0].content
+    broken = job.text.replace(content, damage(content))
+    with pytest.raises(JobRejected) as rejected:
+        load_job(broken, "job.yaml")
+    assert {finding.code for finding in rejected.value.findings} <= {"bad_file", "file_not_attached"}
+
+
+def prompts_of(job: Job, cell: Workload) -> Prompts:
+    [file] = [file for file in job.files if cell.prompts == f"file:{file.ref}"]
+    prompts = unpack(file.content)
+    assert isinstance(prompts, Prompts)
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "conversations"),
+    [
+        ("questions.txt", ((("user", "What is a bridge?"),), (("user", "Why is the sea salt?"),))),
+        (
+            "ours.jsonl",
+            ((("system", "Be brief."), ("user", "Hi")), (("user", "A"), ("assistant", "B"), ("user", "C"))),
+        ),
+        ("shared.json", ((("user", "One?"),), (("user", "Three?"),))),
+    ],
+)
+def test_prompts_of_a_file_are_those_that_a_user_asked(name: str, conversations: tuple[object, ...], folder: Path) -> None:
+    job = load(f'a: {{concurrency: 2, prompts: "file:prompts/{name}", output_tokens: 5}}', folder).job
+    assert prompts_of(job, job.workloads[0]).conversations == conversations
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", " \n", "it holds no prompt of a user"),
+        ("a.md", "hi", "a file of prompts is a .jsonl of {messages: …} objects"),
+        ("a.jsonl", '{"prompt": "x"}', "line 1: `messages` is missing, or no list"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no `content` that is a text"),
+        ("a.jsonl", '{"messages": [{"role": "pirate", "content": "x"}]}', "line 1: the role 'pirate' is none of system"),
+        ("a.jsonl", '{"messages": [{"role": "system", "content": "x"}]}', "line 1: no message of the user"),
+        ("a.json", '{"a": 1}', "line 1: ShareGPT is a list of conversations"),
+        ("a.json", '[{"conversations": 1}]', "conversation 1 has no list `conversations`"),
+        ("a.json", "[\n{", "line 2: not JSON"),
+        ("a.json", '[{"conversations": [{"from": "gpt", "value": "x"}]}]', "it holds no prompt of a user"),
+    ],
+)
+def test_a_file_without_prompts_is_told_with_its_line(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    [(code, _, told)] = refused(f'a: {{concurrency: 1, prompts: "file:{name}", output_tokens: 5}}', tmp_path)
+    assert code == "bad_file"
+    assert told.startswith(f"`{name}`: {message}")
+
+
+def test_random_prompts_are_ids_of_their_lengths() -> None:
+    text = "a: {concurrency: 1, api: generate, prompts: random, input_tokens: 100, output_tokens: 5}\n"
+    text += "b: {concurrency: 1, api: generate, prompts: random, input_tokens: {uniform: {min: 5, max: 9}}, output_tokens: 5}"
+    found = cells(text)
+    assert [(cell.prompts, cell.input_tokens, cell.input) for cell in found.values()] == [
+        ("random:ids", 100, Lengths()), ("random:ids", 0, Lengths("uniform", 5, 9))
+    ]  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from fleet_protos.attachment import LARGEST_PACKED
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
@@ -32,6 +33,7 @@ _MEETING = re.compile(r"[A-Za-z0-9.:\[\]_%-]{1,255}:\d{1,5}")
 _SHM_SIZE = re.compile(r"[0-9]{1,15}[A-Za-z]{0,2}")
 _CPUS = re.compile(r"[a-z]{0,8}|[0-9,-]{1,4096}")
 _VALUES = ("engine.args.", "engine.env.")  # texts that a server reads, and nobody else
+_CONTENT = re.compile(r"files\[\d+\]\.content")
 _LAYOUT = str.maketrans("", "", "\n\t")
 
 
@@ -101,7 +103,7 @@ def _of_count(key: str, count: int) -> Iterator[str]:
 
 def _of_text(key: str, text: str) -> Iterator[str]:
     is_value = key.startswith(_VALUES)
-    longest = _LONGEST_VALUE if is_value else _LONGEST
+    longest = LARGEST_PACKED if _CONTENT.fullmatch(key) else _LONGEST_VALUE if is_value else _LONGEST
     if len(text.encode(errors="surrogatepass")) > longest:
         yield f"{key}: {len(text)} characters, longer than {longest} bytes"
     elif not (text.isprintable() or (is_value and text.translate(_LAYOUT).isprintable())):
@@ -119,6 +121,10 @@ def _of_trial(spec: TrialSpec) -> Iterator[str]:
         yield f"attempt: {spec.attempt} is no number of an attempt"
     if len(spec.workloads) > _MOST_WORKLOADS:
         yield f"workloads: {len(spec.workloads)}, more than {_MOST_WORKLOADS}"
+    refs = {file.ref for file in spec.files}
+    for index, load in enumerate(spec.workloads):
+        if missing := sorted(load.refs - refs):
+            yield f"workloads[{index}]: no file of the trial is {shown(missing[0])}"
 
 
 def _of_engine(engine: EngineSpec) -> Iterator[str]:
@@ -161,7 +167,7 @@ def _of_measure(spec: TrialSpec) -> Iterator[str]:
             if count > most:
                 yield f"workloads[{index}].{key}: {count}, more than {most}"
         if load.prompts and not re.fullmatch(r"[a-z]+:[A-Za-z0-9._-]{1,100}", load.prompts):
-            yield f"workloads[{index}].prompts: {shown(load.prompts)} is no builtin:NAME"
+            yield f"workloads[{index}].prompts: {shown(load.prompts)} is neither builtin:NAME, file:REF nor random:ids"
         yield from (f"workloads[{index}]: {fault}" for fault in _of_arrivals(load))
         for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s)):
             if not 0 <= wait_s <= _LONGEST_WAIT_S:
@@ -170,9 +176,9 @@ def _of_measure(spec: TrialSpec) -> Iterator[str]:
 
 def _of_arrivals(load: Workload) -> Iterator[str]:
     """An open loop: all requests of a run are made before it begins."""
-    numbers = (load.rate_per_s, load.burstiness, *(number for stage in load.stages for number in astuple(stage)))
+    numbers = (load.rate_per_s, load.burstiness, load.speed, *(number for stage in load.stages for number in astuple(stage)))
     if min(numbers) < 0:
-        yield "its rate, burstiness or a stage is below 0"
+        yield "its rate, burstiness, speed or a stage is below 0"
     requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)
     if not requests <= _MOST_REQUESTS:
         yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"

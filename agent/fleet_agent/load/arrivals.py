@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+from fleet_protos.attachment import Trace
 from fleet_protos.trial import Stage, Workload
 
 CONSTANT = "constant"
@@ -33,6 +34,12 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
         return _laid_along(stages, range(max(1, round(total))))
     rng = random.Random(f"{seed}/{workload.name}/{run_index}")
     return _laid_along(stages, list(_drawn(rng, 1.0 if arrivals == POISSON else workload.burstiness, total)))
+
+
+def replayed_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
+    """Seconds after the start at which the requests of a trace are due again, so many times faster as the workload's speed says."""
+    count = workload.requests or len(trace.at_ms)
+    return tuple(at_ms / 1000 / (workload.speed or 1.0) for at_ms in trace.at_ms[:count])
 
 
 def _stages(workload: Workload) -> Sequence[Stage]:

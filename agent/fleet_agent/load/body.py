@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from fleet_agent.load.content import Content, as_messages, as_text, is_ids
+
 CHAT: Final = "chat"
 COMPLETIONS: Final = "completions"
 GENERATE: Final = "generate"
@@ -24,22 +26,24 @@ class Target:
     in_cluster: bool = False  # met with the certificates of the cluster that sends: a relay of ours stands before it
 
 
-def body(target: Target, api: str, prompt: str, output_tokens: int) -> dict[str, Any]:
+def body(target: Target, api: str, prompt: Content, output_tokens: int) -> dict[str, Any]:
     """The JSON body of one streamed greedy completion of exactly `output_tokens` tokens (where the server can be held to that).
 
     An engine that is not SGLang gets standard fields only, so it may stop early: the finish_reason then tells.
-    SGLang 0.5.23 refuses `return_meta_info` in a stream, so counts come from `usage` and `sglext`. Raises ValueError for an unknown api.
+    SGLang 0.5.23 refuses `return_meta_info` in a stream, so counts come from `usage` and `sglext`. Raises ValueError for an unknown api,
+    and for token ids anywhere but at /generate.
     """
     if api not in PATHS:
         raise ValueError(f"api {api!r} is unknown; one of {', '.join(PATHS)}")
     if api == GENERATE:
         sampling = {"max_new_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
-        return {"text": prompt, "sampling_params": sampling, "stream": True}
+        asked = {"input_ids": prompt} if is_ids(prompt) else {"text": as_text(prompt)}
+        return {**asked, "sampling_params": sampling, "stream": True}
     content: dict[str, Any] = {
         "model": target.model, "max_tokens": output_tokens, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    content |= {"messages": [{"role": "user", "content": prompt}]} if api == CHAT else {"prompt": prompt}
+    content |= {"messages": as_messages(prompt)} if api == CHAT else {"prompt": as_text(prompt)}
     if target.sglang:
         content |= {"ignore_eos": True, "return_spec_tokens_details": True, "return_cached_tokens_details": True}
         if api == CHAT:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet_agent.load import counters, messages, shard
-from fleet_agent.load.arrivals import send_offsets_s
+from fleet_agent.load.arrivals import replayed_s, send_offsets_s
 from fleet_agent.load.asks import asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
@@ -33,6 +33,7 @@ from fleet_agent.load.prompts import WARM_UP, Draw
 from fleet_agent.load.ray_cluster import RayNode
 from fleet_agent.load.ray_session import RaySession, end_own_session, wait_for_end_of_ray
 from fleet_knowledge.figures.accept import Shape
+from fleet_protos.attachment import Trace, unpack
 from fleet_protos.errors import LoadFailed
 
 if TYPE_CHECKING:
@@ -127,13 +128,14 @@ def _refuse_unfinished(done: Done, limit_s: float) -> None:
 def plan_shards(request: LoadRequest, target: Target, *, warm: bool, shares: Callable[[int], int]) -> list[shard.ShardPlan]:
     """Split the load over as many workers as `shares` gives for its users. Arrivals become wall time; the timeout of a request is that.
 
-    Raises ValueError for a workload that is neither a closed nor an open loop.
+    Raises ValueError for a workload that is neither a closed nor an open loop, or whose files did not come with it.
     """
     workload = request.workload
+    files = {ref: unpack(word) for ref, word in request.files.items()}
     draw = Draw(workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope)
     whole = shard.ShardPlan(
         target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
-        asks=asks_of(workload, draw), timeout_s=workload.request_timeout_s,
+        asks=asks_of(workload, draw, files), timeout_s=workload.request_timeout_s,
     )  # fmt: skip
     if warm:
         users = workload.concurrency or WARM_MOST_USERS
@@ -142,7 +144,8 @@ def plan_shards(request: LoadRequest, target: Target, *, warm: bool, shares: Cal
     if workload.concurrency > 0:
         whole = replace(whole, requests=workload.requests or max(WARM_LEAST, 2 * workload.concurrency))
         return _split(whole, min(workload.concurrency, whole.requests), shares)
-    offsets = send_offsets_s(workload, request.seed, request.run_index)
+    trace = files.get(workload.trace)
+    offsets = replayed_s(trace, workload) if isinstance(trace, Trace) else send_offsets_s(workload, request.seed, request.run_index)
     whole = replace(whole, requests=len(offsets), offsets_s=tuple(offset / request.time_scale for offset in offsets))
     return _split(whole, 0, shares)
 

@@ -34,6 +34,7 @@ class LoadRequest:
     parquet: str = ""  # where the raw data goes; empty: it is not kept
     metadata: Mapping[str, str] = field(default_factory=dict)  # into the raw file, as text: job, trial, attempt, variant
     salt_scope: str = ""  # the job of an external server, which outlives campaigns; empty elsewhere
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)  # what the workload names, packed, by ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,9 @@ def read_request(content: Mapping[str, Any]) -> LoadRequest:
 
 def _workload(content: Mapping[str, Any]) -> Workload:
     values = dict(content)
-    stages = tuple(Stage(**stage) for stage in values.pop("stages", ()))
-    return Workload(slo=Slo(**values.pop("slo", {})), output=Lengths(**values.pop("output", {})), stages=stages, **values)
+    values["stages"] = tuple(Stage(**stage) for stage in values.pop("stages", ()))
+    values |= {name: Lengths(**values.pop(name, {})) for name in ("output", "input")}
+    return Workload(slo=Slo(**values.pop("slo", {})), **values)
 
 
 def reply_line(number: int, reply: LoadReply) -> bytes:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 
+from fleet_agent.load.content import Content
+from fleet_agent.load.made_text import long_prompt
 from fleet_agent.load.prompt_sets import SETS
+from fleet_protos.attachment import Prompts, Trace
 
 PREFIX = "builtin:"
+FILE = "file:"
+RANDOM = "random:ids"
+LONG_CONTEXT = "long_context"
+BUILTIN = (*SETS, LONG_CONTEXT)
+LONG_PROMPTS, LONG_TOKENS = 40, 8000
 WARM_UP = -1  # run index of a warm-up: its salts are those of no run
 
 
@@ -27,17 +37,34 @@ class Draw:
     `scope` keeps campaigns apart on a server that outlives them (an external one): its job id. Empty elsewhere.
     """
 
-    prompts: str  # builtin:NAME
+    prompts: str  # builtin:NAME | file:REF | random:ids
     seed: int
     run_index: int
     scope: str = ""
 
 
+@lru_cache(maxsize=4)
 def prompt_set(name: str) -> tuple[str, ...]:
     """The texts of `builtin:NAME`. Raises ValueError when there is none of that name."""
-    if not name.startswith(PREFIX) or name.removeprefix(PREFIX) not in SETS:
-        raise ValueError(f"prompts {name!r} are unknown; one of {', '.join(PREFIX + known for known in SETS)}")
-    return SETS[name.removeprefix(PREFIX)]
+    known = name.removeprefix(PREFIX)
+    if name.startswith(PREFIX) and known == LONG_CONTEXT:
+        return tuple(long_prompt(number, LONG_TOKENS) for number in range(LONG_PROMPTS))
+    if not name.startswith(PREFIX) or known not in SETS:
+        raise ValueError(f"prompts {name!r} are unknown; one of {', '.join(PREFIX + known for known in BUILTIN)}")
+    return SETS[known]
+
+
+def in_order(draw: Draw, files: Mapping[str, Trace | Prompts]) -> tuple[Content, ...]:
+    """The prompts of a builtin set or of a file in the order of the seed. Raises ValueError when they are not known or not there."""
+    listed: tuple[Content, ...] = ()
+    if draw.prompts.startswith(FILE):
+        found = files.get(draw.prompts.removeprefix(FILE))
+        listed = found.conversations if isinstance(found, Prompts) else ()
+        if not listed:
+            raise ValueError(f"the prompts {draw.prompts} did not come with the trial")
+    else:
+        listed = prompt_set(draw.prompts)
+    return tuple(listed[place] for place in order(draw.seed, len(listed)))
 
 
 def draw_prompt(draw: Draw, number: int) -> Prompt:

@@ -26,7 +26,12 @@ def load(name: str) -> LoadedJob:
     """A checked job from a file or standard input. Raises JobRejected with all findings, ConfigError when it cannot be read."""
     from fleet_controller.spec.load import load_job
 
-    return load_job(read_bytes(name), name)
+    return load_job(read_bytes(name), name, folder_of(name))
+
+
+def folder_of(name: str) -> Path:
+    """From where the paths in a file are taken: its own folder, this one for standard input."""
+    return Path() if name == "-" else Path(name).parent
 
 
 def read_bytes(name: str) -> bytes:

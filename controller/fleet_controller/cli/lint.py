@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import read_bytes
+from fleet_controller.cli.input import folder_of, read_bytes
 from fleet_controller.spec.findings import ERROR, Finding, FleetRejected, JobRejected, has_errors
 from fleet_protos.errors import ExitCode
 
@@ -35,7 +35,7 @@ def _findings(name: str) -> Sequence[Finding]:
     if is_pasted(text):
         return read_pasted(text, name).findings
     try:
-        return load_job(content, name).findings
+        return load_job(content, name, folder_of(name)).findings
     except JobRejected as rejected:
         return rejected.findings
 

@@ -46,6 +46,7 @@ def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]
             host=host,
             workloads=(),
             load=LoadPlan(),
+            files=(),
             engine=replace(lead.engine, gang=replace(gang, rank=rank)),
         )
         for rank, host in enumerate(hosts, start=1)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fleet_controller.spec.findings import Finding
-from fleet_protos.trial import EngineSpec, Measure, Workload
+from fleet_protos.trial import AttachedFile, EngineSpec, Measure, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class LoadChoice:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes of each variant.
+    """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes of each variant;
+    `files` are those that the workloads name.
 
     `places` gives line and column of each dotted key of the file.
     """
@@ -80,6 +81,7 @@ class Job:
     priority: int = 0
     hosts: HostChoice = field(default_factory=HostChoice)
     load: LoadChoice | None = None
+    files: tuple[AttachedFile, ...] = ()
     file: str = ""
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 

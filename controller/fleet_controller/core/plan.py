@@ -19,6 +19,7 @@ from fleet_knowledge.sglang.parallel import needed_gpus
 from fleet_protos.trial import EngineKind, EngineSpec, LoadPlan, TrialSpec
 
 MOST_TRIALS = 10_000
+MOST_FILE_BYTES = 256 << 20  # of all trials of a job together, in the store
 DEFAULT_VARIANT = "default"
 _OWN_LOAD = LoadPlan()
 
@@ -247,6 +248,9 @@ def _size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) 
         message = f"the plan has {count} trials, more than {MOST_TRIALS}"
         hint = "ask for fewer launches, levels or hosts, or for `placement: any_host`"
         yield job.finding("too_many_trials", ERROR, "measure.launches", message, hint)
+    if count * (size := sum(len(file.content) for file in job.files)) > MOST_FILE_BYTES:
+        message = f"the files of this job, {size >> 10} KiB packed, would be kept with each of {count} trials"
+        yield job.finding("files_too_large", ERROR, "workloads", message, "take shorter files, or ask for fewer trials")
 
 
 def _gang_findings(job: Job, hosts: Sequence[str], gangs: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
@@ -305,6 +309,7 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
         witness=wants_witness(job, planned.variant.engine) and not planned.members if is_movable else has_witness(job, plan, planned),
         shared=job.hosts.share and planned.variant.engine.gpus > 0,
         load=plan.load,
+        files=job.files,
     )
     if not planned.members:
         return spec

@@ -1,25 +1,25 @@
-"""Owns the rules that span the keys of one workload: which load it is, how it arrives, how long its answers are, what is asked."""
+"""Owns the rules that span the keys of one workload: which load it is, how it arrives, how long its answers are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Final
 
-from fleet_controller.spec.document import Path
+from fleet_controller.spec import checks_prompts
+from fleet_controller.spec.document import Path, dotted
 from fleet_controller.spec.findings import Finding
 from fleet_controller.spec.models import Lengths, Workload
-from fleet_controller.spec.prompts import BUILTIN_PROMPTS, PREFIX
 from fleet_controller.spec.reading import Reading
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
 
-_LOADS: Final = ("concurrency", "rate", "ramp")
+_LOADS: Final = ("concurrency", "rate", "ramp", "trace")
 _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "requests": ("concurrency",),
+    "requests": ("concurrency", "trace"),
     "arrivals": ("rate", "ramp"),
     "burstiness": ("rate", "ramp"),
-    "duration": ("rate",),
+    "duration": ("rate", "trace"),
+    "speed": ("trace",),
 }
 Rule = Callable[[Reading, Path, Workload], Iterator[Finding]]
 
@@ -28,7 +28,7 @@ def check(reading: Reading) -> Iterator[Finding]:
     """What is wrong with each workload whose shape is sound."""
     for name, workload in reading.job.workloads.items():
         path: Path = ("workloads", name)
-        yield from _prompts(reading, path, workload)
+        yield from checks_prompts.check(reading, path, workload)
         if reading.is_sound(path):
             for rule in _RULES:
                 yield from rule(reading, path, workload)
@@ -45,6 +45,10 @@ def _loop(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]
     if written == ["rate"] and workload.duration is None:
         message = "`rate` needs `duration`: how long requests arrive"
         yield reading.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
+    if written and "trace" not in written and workload.output_tokens is None:
+        message = f"`output_tokens` is missing from `{dotted(path)}`"
+        hint = "write how many tokens each answer has, such as `output_tokens: 500`"
+        yield reading.finding("missing_key", (*path, "output_tokens"), message, hint, at_key=True)
     for key, loads in _BELONGS.items():
         if len(written) == 1 and written[0] not in loads and getattr(workload, key) is not None:
             message, hint = f"`{key}` belongs to {_or(loads)}", f"remove it, or use {_or(loads)}"
@@ -85,8 +89,10 @@ def _too_many(reading: Reading, path: Path, workload: Workload) -> Iterator[Find
 
 
 def _lengths(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
-    if isinstance(workload.output_tokens, Lengths):
-        yield from _drawn(reading, (*path, "output_tokens"), workload.output_tokens)
+    for key in ("output_tokens", "input_tokens"):
+        lengths = getattr(workload, key)
+        if isinstance(lengths, Lengths):
+            yield from _drawn(reading, (*path, key), lengths)
 
 
 def _drawn(reading: Reading, path: Path, lengths: Lengths) -> Iterator[Finding]:
@@ -101,19 +107,6 @@ def _drawn(reading: Reading, path: Path, lengths: Lengths) -> Iterator[Finding]:
     elif lengths.lognormal is not None and lengths.lognormal.max < lengths.lognormal.median:
         message = f"`max` is {lengths.lognormal.max}, below the median of {lengths.lognormal.median:g}: more than half would be cut to it"
         yield reading.finding("bad_lengths", (*path, "lognormal", "max"), message, "raise `max`: ten times the median cuts off few")
-
-
-def _prompts(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
-    path = (*path, "prompts")
-    if reading.is_sound(path) and reading.is_written(path):
-        known = [PREFIX + name for name in BUILTIN_PROMPTS]
-        if "random" in workload.prompts:
-            message = "random prompts are not offered: their output loops, which makes speculation look better than it is"
-            yield reading.finding("random_prompts", path, message, f"write one of {', '.join(known)}")
-        elif workload.prompts not in known:
-            near = get_close_matches(workload.prompts[:64], known, n=1, cutoff=0.6)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
-            yield reading.finding("unknown_prompts", path, f"there are no prompts `{workload.prompts[:64]}`", hint)
 
 
 def _or(keys: tuple[str, ...]) -> str:

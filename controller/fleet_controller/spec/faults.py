@@ -48,7 +48,6 @@ JOB = Shape(
         "path": "write the folder or the name of the model",
         "engine": "write `engine: {kind: sglang, …}`",
         "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
-        "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
         "start": "write the rate at which the stage begins, such as `start: 0`",
         "end": "write the rate at which the stage ends, such as `end: 8`",
         "duration": "write how long it lasts, such as `duration: 60s`",

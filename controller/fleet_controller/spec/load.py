@@ -10,13 +10,16 @@ from pydantic import ValidationError
 
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_variants, variant_findings
+from fleet_controller.spec.attached import joined, split
 from fleet_controller.spec.checks import check, check_variants
 from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
 from fleet_controller.spec.faults import findings_of
 from fleet_controller.spec.findings import ERROR, Finding, JobRejected, Rejected, has_errors, in_order
 from fleet_controller.spec.models import JobFile
+from fleet_controller.spec.named_files import Places, find_files
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.resolve import resolve
+from fleet_protos.attachment import LARGEST_PACKED
 from fleet_protos.errors import ConfigError
 
 # Stand-ins for what must be there and is not, so that the rest of a broken file can still be judged; `*` is any one name.
@@ -30,7 +33,6 @@ _STAND_INS: tuple[tuple[Path, Any], ...] = (
     (("engine", "kind"), "sglang"),
     (("engine", "container", "image"), "x"),
     (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
-    (("workloads", "*", "output_tokens"), 1),
     *((("workloads", "*", "output_tokens", "uniform", key), 1) for key in ("min", "max")),
     *((("workloads", "*", "output_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),
 )
@@ -43,7 +45,7 @@ class LoadedJob:
     """A job that may run, the text it was read from, and what is worth telling about it (no errors)."""
 
     job: Job
-    text: str
+    text: str  # with the files that it names, packed behind it
     file_name: str
     findings: tuple[Finding, ...]
 
@@ -55,12 +57,16 @@ def load_job_file(path: FilePath) -> LoadedJob:
             content = stream.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a job file; `fleetctl init` writes one") from error
-    return load_job(content, str(path))
+    return load_job(content, str(path), path.parent)
 
 
-def load_job(text: str | bytes, file_name: str) -> LoadedJob:
-    """Check the whole of a job file. Raises JobRejected with every finding when at least one is an error."""
-    content = decoded(text, file_name)
+def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) -> LoadedJob:
+    """Check the whole of a job file. Raises JobRejected with every finding when at least one is an error.
+
+    Files that it names are those behind its text, else they are read below `folder`; without one no file is opened.
+    """
+    own, attached = split(decoded(text, file_name, most_bytes=LARGEST_BYTES + 2 * LARGEST_PACKED))
+    content = decoded(own, file_name)
     document = read_document(content, file_name, _is_verbatim)
     if isinstance(document.value, dict):
         plain = {key: value for key, value in document.value.items() if not key.startswith("x-")}
@@ -71,15 +77,16 @@ def load_job(text: str | bytes, file_name: str) -> LoadedJob:
     else:
         raise JobRejected(document.findings)
     reading, faults = _read_models(document)
-    found = [*document.findings, *faults, *check(reading)]
-    job = resolve(reading.job, document)
+    named = find_files(reading, Places.of(attached, folder))
+    found = [*document.findings, *faults, *check(reading), *named.findings]
+    job = resolve(reading.job, document, named)
     if not has_errors(finding for finding in found if _hides_variants(finding)):
         variants = make_variants(job)
         found.extend(variant_findings(job, variants))
         found.extend(check_variants(reading, job, variants))
     if has_errors(found):
         raise JobRejected(found)
-    return LoadedJob(job, content, file_name, in_order(found))
+    return LoadedJob(job, joined(content, job.files), file_name, in_order(found))
 
 
 def _hides_variants(finding: Finding) -> bool:
@@ -87,13 +94,13 @@ def _hides_variants(finding: Finding) -> bool:
     return finding.key.startswith(_SECTIONS_OF_VARIANTS) and not finding.code.startswith(_OF_ONE_ARGUMENT)
 
 
-def decoded(text: str | bytes, file: str, rejected: type[Rejected] = JobRejected) -> str:
+def decoded(text: str | bytes, file: str, rejected: type[Rejected] = JobRejected, most_bytes: int = LARGEST_BYTES) -> str:
     """The text of a file that a user wrote. Raises `rejected` for what is too large or no text."""
 
     def refuse(code: str, message: str, hint: str) -> Rejected:
         return rejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
 
-    if len(text) > LARGEST_BYTES:
+    if len(text) > most_bytes:
         raise refuse("too_large", f"the file is larger than {LARGEST_BYTES >> 20} MiB", "is this the file that you meant?")
     try:
         content = text.decode("utf-8-sig") if isinstance(text, bytes) else text

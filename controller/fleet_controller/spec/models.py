@@ -237,11 +237,16 @@ def _fixed_or_drawn(written: object) -> str:
 
 
 TokenCounts = Annotated[Annotated[Tokens, Tag("fixed")] | Annotated[Lengths, Tag("drawn")], Discriminator(_fixed_or_drawn)]
-_LOADS: list[JsonValue] = [{"required": ["concurrency"]}, {"required": ["rate", "duration"]}, {"required": ["ramp"]}]
+_LOADS: list[JsonValue] = [
+    {"required": ["concurrency", "output_tokens"]},
+    {"required": ["rate", "duration", "output_tokens"]},
+    {"required": ["ramp", "output_tokens"]},
+    {"required": ["trace"]},
+]
 
 
 class Workload(Section):
-    """A load pattern: a closed loop by `concurrency`, or an open one by `rate` or `ramp`."""
+    """A load pattern: a closed loop by `concurrency`, or an open one by `rate`, `ramp` or `trace`."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
 
@@ -254,10 +259,18 @@ class Workload(Section):
     burstiness: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         default=None, description="Of gamma arrivals: the shape of their gaps; 1 = poisson, below 1 = in bursts, above 1 = more even."
     )
-    duration: Deadline | None = Field(default=None, description="How long requests of a rate arrive.")
-    requests: Count | None = Field(default=None, description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency).")
-    prompts: Text = Field(default="builtin:chat", description="builtin:NAME.")
-    output_tokens: TokenCounts = Field(description="Exact length of each answer: a number, or a distribution.")
+    trace: Text | None = Field(default=None, description="File of requests that are replayed: Mooncake JSONL, or CSV.")
+    speed: Annotated[float, Field(gt=0, le=10_000)] | None = Field(default=None, description="Of a trace: 2 = twice as fast; default 1.")
+    duration: Deadline | None = Field(default=None, description="How long requests of a rate arrive, or how much of a trace is replayed.")
+    requests: Count | None = Field(
+        default=None, description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a trace: the first; all."
+    )
+    prompts: Text | None = Field(default=None, description="builtin:NAME, file:PATH, or random; default builtin:chat.")
+    input_tokens: TokenCounts | None = Field(default=None, description="Of random prompts: their length.")
+    force_random: bool = Field(default=False, description="Random prompts though a variant speculates.")
+    output_tokens: TokenCounts | None = Field(
+        default=None, description="Exact length of each answer: a number, or a distribution; default of a trace: as it says."
+    )
     api: Literal["chat", "completions", "generate"] = Field(default="chat", description="Endpoint that is measured.")
     slo: Slo | None = Field(default=None, description="Limits for goodput.")
     request_timeout: Deadline = Field(default=600.0, description="A request that takes longer has failed.")

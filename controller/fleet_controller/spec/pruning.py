@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from fleet_controller.core.arms import Twin, exclusions, pruned, twins
 from fleet_controller.core.plan import make_variants
+from fleet_controller.spec.attached import joined, split
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_protos.errors import ConfigError
 
@@ -32,8 +33,8 @@ def prune(loaded: LoadedJob) -> Pruned:
     if not found:
         return Pruned(loaded, ())
     entries = exclusions(found)
-    text = with_exclusions(loaded.text, entries)
-    changed = load_job(text, loaded.file_name)
+    own, files = split(loaded.text)
+    changed = load_job(joined(with_exclusions(own, entries), files), loaded.file_name)
     if replace(changed.job, file=loaded.job.file) != pruned(loaded.job, found):
         written = "; ".join(f"- {dict(entry)}" for entry in entries)
         raise ConfigError("the entries of `exclude` could not be added to this file by themselves", f"write them there: {written}")

@@ -10,6 +10,9 @@ from fleet_controller.core.job import HostChoice, Job, Level, LoadChoice
 from fleet_controller.spec import models
 from fleet_controller.spec.arguments import normalise
 from fleet_controller.spec.document import Document, Path, dotted
+from fleet_controller.spec.named_files import PROMPTS, TRACE, NamedFiles, name_of, taken
+from fleet_controller.spec.prompts import DEFAULT, FILE, RANDOM, RANDOM_ON_WIRE
+from fleet_protos.attachment import Trace
 from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Lengths, Measure, Simulation, Slo, Stage, Workload
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
@@ -17,13 +20,13 @@ _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after
 _DEFAULT_RUNS_MAX = 20
 
 
-def resolve(file: models.JobFile, document: Document) -> Job:
-    """The job that `file` means."""
+def resolve(file: models.JobFile, document: Document, named: NamedFiles) -> Job:
+    """The job that `file` means; a workload whose file could not be had is left out."""
     runs = file.measure.runs
     return Job(
         name=file.name,
         engine=_engine(file),
-        workloads=tuple(cell for name, workload in file.workloads.items() for cell in _cells(name, workload)),
+        workloads=tuple(cell for name, workload in file.workloads.items() for cell in _cells(name, workload, named)),
         measure=Measure(
             runs_min=runs.min,
             runs_max=runs.max or max(runs.min, _DEFAULT_RUNS_MAX),
@@ -41,6 +44,7 @@ def resolve(file: models.JobFile, document: Document) -> Job:
         priority=file.priority,
         hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host", file.hosts.share),
         load=_load(file.load),
+        files=tuple(named.files.values()),
         file=document.file,
         places={dotted(path): document.place(path) for path in (*document.keys, *_listed(document))},
     )
@@ -101,23 +105,38 @@ def _knobs(simulation: models.Simulation | None) -> Mapping[str, Any]:
     return {_SIMULATION_FIELD.get(name, name): getattr(simulation, name) for name in models.Simulation.model_fields if name in written}
 
 
-def _cells(name: str, workload: models.Workload) -> Iterator[Workload]:
+def _cells(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[Workload]:
     """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no list was written."""
+    if workload.trace is not None:
+        yield from _replayed(name, workload, named)
+        return
     if workload.ramp is not None:
         stages = tuple(Stage(stage.start, stage.end, stage.duration) for stage in workload.ramp)
         duration_s = sum(stage.duration_s for stage in stages)
-        yield replace(_cell(name, workload), stages=stages, duration_s=duration_s, **_arrivals(workload))
+        yield replace(_cell(name, workload, named), stages=stages, duration_s=duration_s, **_arrivals(workload))
         return
     if workload.rate is not None:
         rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate,)
         for rate in rates:
             cell = f"{name}@{rate:g}/s" if isinstance(workload.rate, tuple) else name
-            yield replace(_cell(cell, workload), rate_per_s=float(rate), duration_s=workload.duration or 0.0, **_arrivals(workload))
+            yield replace(_cell(cell, workload, named), rate_per_s=float(rate), duration_s=workload.duration or 0.0, **_arrivals(workload))
         return
     counts = workload.concurrency if isinstance(workload.concurrency, tuple) else (workload.concurrency or 1,)
     for count in counts:
         cell = f"{name}@{count}" if isinstance(workload.concurrency, tuple) else name
-        yield replace(_cell(cell, workload), concurrency=count, requests=workload.requests or default_requests(count))
+        yield replace(_cell(cell, workload, named), concurrency=count, requests=workload.requests or default_requests(count))
+
+
+def _replayed(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[Workload]:
+    file = name_of(TRACE, workload.trace or "")
+    trace, speed = named.contents.get(file), workload.speed or 1.0
+    if isinstance(trace, Trace):
+        part = trace.until(*taken(workload))
+        duration_s = part.at_ms[-1] / 1000 / speed
+        ref = named.files[file].ref
+        prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM else ""
+        cell = _cell(name, workload, named)
+        yield replace(cell, trace=ref, speed=speed, requests=len(part.at_ms), duration_s=duration_s, prompts=prompts)
 
 
 def _arrivals(workload: models.Workload) -> Mapping[str, Any]:
@@ -129,11 +148,13 @@ def default_requests(concurrency: int) -> int:
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
 
-def _cell(name: str, workload: models.Workload) -> Workload:
+def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
     slo = workload.slo or models.Slo()
     return Workload(
         name=name,
-        prompts=workload.prompts,
+        prompts=_prompts(workload.prompts or DEFAULT, named),
+        input_tokens=workload.input_tokens if isinstance(workload.input_tokens, int) else 0,
+        input=_lengths(workload.input_tokens),
         output_tokens=workload.output_tokens if isinstance(workload.output_tokens, int) else 0,
         output=_lengths(workload.output_tokens),
         api=workload.api,
@@ -142,8 +163,16 @@ def _cell(name: str, workload: models.Workload) -> Workload:
     )
 
 
-def _lengths(written: int | models.Lengths) -> Lengths:
-    if isinstance(written, int):
+def _prompts(written: str, named: NamedFiles) -> str:
+    """As agents know them: a file by its ref."""
+    if written.startswith(FILE):
+        file = named.files.get(name_of(PROMPTS, written.removeprefix(FILE)))
+        return f"{FILE}{file.ref}" if file else DEFAULT
+    return RANDOM_ON_WIRE if written == RANDOM else written
+
+
+def _lengths(written: int | models.Lengths | None) -> Lengths:
+    if written is None or isinstance(written, int):
         return Lengths()
     if written.uniform is not None:
         return Lengths("uniform", written.uniform.min, written.uniform.max)

@@ -530,6 +530,10 @@ class Workload(_message.Message):
     BURSTINESS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    SPEED_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     concurrency: _builtins.int
     requests: _builtins.int
@@ -540,7 +544,7 @@ class Workload(_message.Message):
     duration_s: _builtins.float
     """open loop: how long requests arrive"""
     prompts: _builtins.str
-    """builtin:NAME"""
+    """builtin:NAME | file:REF | random:ids; empty: those of its trace"""
     output_tokens: _builtins.int
     """of every answer; 0: `output` says"""
     api: _builtins.str
@@ -548,6 +552,12 @@ class Workload(_message.Message):
     request_timeout_s: _builtins.float
     burstiness: _builtins.float
     """gamma: shape of the gaps' distribution; 1 is poisson, less comes in bursts"""
+    trace: _builtins.str
+    """open loop that replays the file of that `ref`: its first `requests`; rate_per_s is 0 then"""
+    speed: _builtins.float
+    """of a trace: seconds of it that pass in one; 0 = 1"""
+    input_tokens: _builtins.int
+    """random:ids without a trace: of every prompt; 0: `input` says"""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -556,8 +566,10 @@ class Workload(_message.Message):
 
     @_builtins.property
     def output(self) -> Global___Lengths:
-        """of the answers, when output_tokens is 0"""
+        """of the answers, when output_tokens is 0; of a trace: as it says, when this does not say either"""
 
+    @_builtins.property
+    def input(self) -> Global___Lengths: ...
     def __init__(
         self,
         *,
@@ -575,14 +587,47 @@ class Workload(_message.Message):
         burstiness: _builtins.float = ...,
         stages: _abc.Iterable[Global___Stage] | None = ...,
         output: Global___Lengths | None = ...,
+        trace: _builtins.str = ...,
+        speed: _builtins.float = ...,
+        input_tokens: _builtins.int = ...,
+        input: Global___Lengths | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "concurrency", b"concurrency", "duration_s", b"duration_s", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "speed", b"speed", "stages", b"stages", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Workload: _TypeAlias = Workload  # noqa: Y015
+
+@_typing.final
+class AttachedFile(_message.Message):
+    """A file that a workload names, as it travels with a job: packed by fleet_protos/attachment.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """its kind and its path as the job has it: trace:PATH, prompts:PATH"""
+    sha256: _builtins.str
+    """of the file as it was read"""
+    content: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachedFile: _TypeAlias = AttachedFile  # noqa: Y015
 
 @_typing.final
 class Measure(_message.Message):
@@ -684,6 +729,7 @@ class TrialSpec(_message.Message):
     WITNESS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -709,6 +755,10 @@ class TrialSpec(_message.Message):
     def measure(self) -> Global___Measure: ...
     @_builtins.property
     def load(self) -> Global___LoadPlan: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttachedFile]:
+        """which its workloads name by the first 16 hex digits of the SHA-256 of their content"""
+
     def __init__(
         self,
         *,
@@ -726,10 +776,11 @@ class TrialSpec(_message.Message):
         witness: _builtins.bool = ...,
         shared: _builtins.bool = ...,
         load: Global___LoadPlan | None = ...,
+        files: _abc.Iterable[Global___AttachedFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "load", b"load", "measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "load", b"load", "measure", b"measure", "shared", b"shared", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "engine", b"engine", "files", b"files", "host", b"host", "job_id", b"job_id", "job_name", b"job_name", "levels", b"levels", "load", b"load", "measure", b"measure", "shared", b"shared", "trial_id", b"trial_id", "variant", b"variant", "witness", b"witness", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

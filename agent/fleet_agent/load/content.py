@@ -1,0 +1,63 @@
+"""Owns the three forms of a prompt, text, messages and token ids: how each is salted, digested, and read as another. Pure."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from random import Random
+from typing import Final, TypeGuard, cast
+
+from fleet_protos.attachment import Message
+
+Messages = tuple[Message, ...]
+Ids = tuple[int, ...]
+Content = str | Messages | Ids
+
+FIRST_ID: Final = 1000  # token ids from here are plain pieces of words in the vocabularies of current models, and so below the end
+END_ID: Final = 30_000
+SALT_IDS: Final = 8  # the first ids of a prompt that its salt takes the place of
+
+
+def is_ids(content: Content) -> TypeGuard[Ids]:
+    """It is token ids."""
+    return not isinstance(content, str) and (not content or isinstance(content[0], int))
+
+
+def as_messages(content: Content) -> list[dict[str, str]]:
+    """As a chat endpoint takes it; a text is the user's. Raises ValueError for token ids."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    return [{"role": role, "content": text} for role, text in _messages(content)]
+
+
+def as_text(content: Content) -> str:
+    """As an endpoint without roles takes it: the messages one after the other. Raises ValueError for token ids."""
+    return content if isinstance(content, str) else "\n\n".join(text for _, text in _messages(content))
+
+
+def begun_with(content: Content, text: str) -> Content:
+    """The content with a text before it: in the first of its messages. Ids have none: theirs begin with the ids of that text."""
+    if isinstance(content, str):
+        return f"{text}\n\n{content}"
+    if is_ids(content):
+        return random_ids(text, min(SALT_IDS, len(content))) + content[SALT_IDS:]
+    (role, first), *rest = _messages(content)
+    return ((role, f"{text}\n\n{first}"), *rest)
+
+
+def digest(content: Content) -> str:
+    """16 hex digits that tell contents apart."""
+    plain = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return sha256(plain.encode()).hexdigest()[:16]
+
+
+def random_ids(key: str, count: int) -> Ids:
+    """So many token ids, each as likely, the same for the same key."""
+    drawn = memoryview(Random(key).randbytes(4 * count)).cast("I")
+    return tuple(FIRST_ID + number % (END_ID - FIRST_ID) for number in drawn)
+
+
+def _messages(content: Messages | Ids) -> Messages:
+    if is_ids(content):
+        raise ValueError("token ids are for api generate alone")
+    return cast(Messages, content)

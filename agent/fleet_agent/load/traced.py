@@ -1,0 +1,45 @@
+"""Owns the prompts of a replayed trace: text of the length and with the shared beginnings that it recorded, in place of its words. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Final
+
+from fleet_agent.load.content import Content, random_ids
+from fleet_agent.load.made_text import made_text, question
+from fleet_protos.attachment import Trace
+
+BLOCK_TOKENS: Final = 512  # of a block of a Mooncake trace
+_QUESTION_TOKENS: Final = 40  # what a question takes, with some to spare
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One prompt for each request of the trace. Equal blocks are equal text; what no block covers is of that request alone."""
+
+    trace: Trace
+    ids: bool = False  # random token ids in place of text: the lengths are exact then
+
+    def prompt(self, number: int) -> Content:
+        """Of text about as many tokens as recorded, a question last; only text where there is no room for one."""
+        place = number % len(self.trace.at_ms)
+        tokens = self.trace.prompt_tokens[place]
+        return self._ids(place, tokens) if self.ids else self._text(place, tokens)
+
+    def _ids(self, place: int, tokens: int) -> Content:
+        blocks = self.trace.blocks[place] if self.trace.blocks else ()
+        ids = chain.from_iterable(random_ids(f"block/{block}", BLOCK_TOKENS) for block in blocks)
+        known = tuple(islice(ids, tokens))
+        return known + random_ids(f"request/{place}", tokens - len(known))
+
+    def _text(self, place: int, tokens: int) -> str:
+        left = tokens - _QUESTION_TOKENS if tokens > 2 * _QUESTION_TOKENS else tokens
+        parts: list[str] = []
+        for block in self.trace.blocks[place] if self.trace.blocks else ():
+            if left > 0:
+                parts.append(made_text(f"block/{block}", min(left, BLOCK_TOKENS)))
+            left -= BLOCK_TOKENS
+        if left > 0:
+            parts.append(made_text(f"request/{place}", left))
+        return f"{' '.join(parts)}.\n\n{question(place)}" if tokens > 2 * _QUESTION_TOKENS else " ".join(parts)

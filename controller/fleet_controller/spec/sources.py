@@ -1,0 +1,172 @@
+"""Owns the formats of files that a workload may name, traces and prompts: bytes in, what travels with the job out. Opens no file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from typing import Any, Final
+
+from fleet_protos.attachment import Message, Prompts, Trace
+
+TRACE_FORMS: Final = (
+    "a .jsonl with timestamp (ms), input_length, output_length and hash_ids, or a .csv with time_s, prompt_tokens, output_tokens"
+)
+PROMPT_FORMS: Final = "a .jsonl of {messages: …} objects, a .json of ShareGPT conversations, or a .txt with a prompt a line"
+MOST_TOKENS: Final = 10_000_000
+
+_MOONCAKE: Final = ("timestamp", "input_length", "output_length")
+_CSV: Final = ("time_s", "prompt_tokens", "output_tokens")
+_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_Row = tuple[float, int, int, tuple[int, ...]]  # time in ms, tokens in and out, blocks
+
+
+class BadSource(Exception):
+    """What is wrong with a file, and in which line (from 1; 0: nowhere in particular)."""
+
+    def __init__(self, line: int, message: str) -> None:
+        self.line = line
+        super().__init__(f"line {line}: {message}" if line else message)
+
+
+def read_trace(content: bytes, name: str) -> Trace:
+    """The requests of a trace, by time, which then counts from the first. Lengths of 0 become 1. Raises BadSource."""
+    text = _text(content)
+    if name.lower().endswith(".csv"):
+        rows = list(_csv_rows(text))
+    elif name.lower().endswith(".jsonl"):
+        rows = list(_mooncake_rows(text))
+    else:
+        raise BadSource(0, f"a trace is {TRACE_FORMS}")
+    if not rows:
+        raise BadSource(0, "it holds no request")
+    rows.sort(key=lambda row: row[0])
+    first = rows[0][0]
+    blocks = tuple(row[3] for row in rows) if any(row[3] for row in rows) else ()
+    return Trace(tuple(round(row[0] - first) for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows), blocks)
+
+
+def read_prompts(content: bytes, name: str) -> Prompts:
+    """The prompts of a file, in its order. Raises BadSource."""
+    readers = {".jsonl": _openai, ".json": _sharegpt, ".txt": _lines}
+    ending = next((ending for ending in readers if name.lower().endswith(ending)), "")
+    if not ending:
+        raise BadSource(0, f"a file of prompts is {PROMPT_FORMS}")
+    found = tuple(readers[ending](_text(content)))
+    if not found:
+        raise BadSource(0, "it holds no prompt of a user")
+    return Prompts(found)
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadSource(content.count(b"\n", 0, error.start) + 1, "it is not UTF-8 text") from error
+
+
+def _objects(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Each line of JSON with its number."""
+    for line, written in enumerate(text.split("\n"), start=1):
+        if not written.strip():
+            continue
+        try:
+            found = json.loads(written)
+        except (ValueError, RecursionError) as error:
+            raise BadSource(line, f"not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise BadSource(line, "not a JSON object")
+        yield line, found
+
+
+# Traces
+
+
+def _mooncake_rows(text: str) -> Iterator[_Row]:
+    for line, found in _objects(text):
+        missing = [key for key in _MOONCAKE if key not in found]
+        if missing:
+            raise BadSource(line, f"`{missing[0]}` is missing")
+        at_ms, *tokens = (_number(line, key, found[key]) for key in _MOONCAKE)
+        ids = found.get("hash_ids", [])
+        if not isinstance(ids, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+            raise BadSource(line, "`hash_ids` is not a list of whole numbers")
+        yield at_ms, *_tokens(line, tokens), tuple(ids)
+
+
+def _csv_rows(text: str) -> Iterator[_Row]:
+    reader = csv.DictReader(StringIO(text, newline=""), skipinitialspace=True)
+    try:
+        missing = [key for key in _CSV if key not in (reader.fieldnames or ())]
+        if missing:
+            raise BadSource(1, f"its first line names no column `{missing[0]}`: it wants {', '.join(_CSV)}")
+        for row in reader:
+            at_s, *tokens = (_number(reader.line_num, key, row[key]) for key in _CSV)
+            yield 1000 * at_s, *_tokens(reader.line_num, tokens), ()
+    except csv.Error as error:
+        raise BadSource(reader.line_num, f"not CSV: {error}") from error
+
+
+def _number(line: int, key: str, written: object) -> float:
+    try:
+        number = float(written) if isinstance(written, str | int | float) and not isinstance(written, bool) else -1.0
+    except (ValueError, OverflowError):
+        number = -1.0
+    if not 0 <= number <= 1e12:
+        raise BadSource(line, f"`{key}` is {str(written)[:40]!r}, not a number of 0 or more")
+    return number
+
+
+def _tokens(line: int, numbers: Sequence[float]) -> tuple[int, int]:
+    if any(number != int(number) or number > MOST_TOKENS for number in numbers):
+        raise BadSource(line, f"a length is no whole number of tokens up to {MOST_TOKENS:,}")
+    prompt, output = (max(1, int(number)) for number in numbers)
+    return prompt, output
+
+
+# Prompts
+
+
+def _openai(text: str) -> Iterator[tuple[Message, ...]]:
+    """What a chat endpoint is sent, one request a line; messages after the last one of the user are left out."""
+    for line, found in _objects(text):
+        messages = found.get("messages")
+        if not isinstance(messages, list):
+            raise BadSource(line, "`messages` is missing, or no list")
+        read = [_message(line, message) for message in messages]
+        last = max((place for place, (role, _) in enumerate(read) if role == "user"), default=-1)
+        if last < 0:
+            raise BadSource(line, "no message of the user")
+        yield tuple(read[: last + 1])
+
+
+def _message(line: int, written: object) -> Message:
+    if not isinstance(written, dict) or not isinstance(written.get("content"), str):
+        raise BadSource(line, "a message has no `content` that is a text")
+    role = str(written.get("role"))
+    if role not in ("system", "developer", "user", "assistant"):
+        raise BadSource(line, f"the role {role[:40]!r} is none of system, developer, user and assistant")
+    return role, written["content"]
+
+
+def _sharegpt(text: str) -> Iterator[tuple[Message, ...]]:
+    """The first question of each conversation; one that a machine begins, or without text, is left out, as in other benchmarks."""
+    try:
+        conversations = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadSource(getattr(error, "lineno", 0), f"not JSON: {error}") from error
+    if not isinstance(conversations, list):
+        raise BadSource(1, "ShareGPT is a list of conversations")
+    for number, found in enumerate(conversations, start=1):
+        turns = found.get("conversations", found.get("conversation")) if isinstance(found, dict) else None
+        if not isinstance(turns, list):
+            raise BadSource(0, f"conversation {number} has no list `conversations`")
+        first = next((turn for turn in turns if isinstance(turn, dict) and _ROLES.get(str(turn.get("from"))) != "system"), {})
+        asked = first.get("value")
+        if _ROLES.get(str(first.get("from"))) == "user" and isinstance(asked, str) and asked.strip():
+            yield (("user", asked),)
+
+
+def _lines(text: str) -> Iterator[tuple[Message, ...]]:
+    return ((("user", line.strip()),) for line in text.split("\n") if line.strip())
