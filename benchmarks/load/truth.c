@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_EVENTS = 512, SPIN_NS = 60000, KEY = 12, BURST_TURNS = 64, CHUNKS = 8 };
+enum { MOST_EVENTS = 512, SPIN_NS = 60000, KEY = 12, BURST_TURNS = 64, CHUNKS = 8, MOST_TOKENS = 4096 };
 enum api { CHAT, COMPLETIONS, GENERATE, APIS };
 
 typedef struct record {
@@ -116,15 +116,15 @@ static void append_event(connection *to, const char *json) {
 }
 
 static const char *words(int tokens) {
-    static char text[4 * CHUNKS + 1];
+    static char text[4 * MOST_TOKENS + 1];
     for (int each = 0; each < tokens; each++) memcpy(text + 4 * each, " tok", 4);
     text[4 * tokens] = 0;
     return text;
 }
 
 static void append_tokens(connection *to, int tokens) {
-    char json[1024];
-    const char *text = words(tokens);
+    static char json[4 * MOST_TOKENS + 1024];
+    const char *text = words(to->api == GENERATE ? to->told + tokens : tokens); /* as SGLang does: /generate repeats all its text */
     if (to->api == CHAT)
         sprintf(json, "{\"id\":\"0f1e2d3c4b5a69788796a5b4c3d2e1f0\",\"object\":\"chat.completion.chunk\",\"created\":1790000000,\"model\":\"truth\","
             "\"choices\":[{\"index\":0,\"delta\":{\"role\":%s,\"content\":\"%s\",\"reasoning_content\":null,\"tool_calls\":null},"
@@ -229,6 +229,7 @@ static void begin(connection *one, enum api api, const char *body, int64_t recei
         if (found) { one->tokens = atoi(found + strlen(limits[each]) + strspn(found + strlen(limits[each]), ": ")); break; }
     }
     if (one->tokens < 1) one->tokens = 1;
+    if (one->tokens > MOST_TOKENS) one->tokens = MOST_TOKENS;
     one->api = api;
     one->told = 0;
     one->busy = true;

@@ -8,11 +8,16 @@ needs no unescaping, says the same thing with that text. Whatever else comes is 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 _MARK: Final = "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken
 _PLACES: Final = (b'"content":"', b'"content": "', b'"reasoning_content":"', b'"reasoning_content": "', b'"text":"', b'"text": "')
+
+
+Reads = Sequence[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +39,42 @@ class Alike:
                 return cls(b"data: " + data[:start], data[end:] + b"\n\n\r\n")
         return None
 
-    def text_of(self, chunk: bytes) -> str:
-        """The text of a read that is one whole chunk with one such event; empty for any other, or one whose text is empty."""
-        line = chunk.find(b"\r\n", 0, 10)
-        start, end = line + 2 + len(self.before), len(chunk) - len(self.behind)
-        if line <= 0 or end <= start or not chunk.endswith(self.behind) or not chunk.startswith(self.before, line + 2):
-            return ""
-        text = chunk[start:end]
-        if b'"' in text or b"\\" in text:
-            return ""
-        try:
-            if int(chunk[:line], 16) != len(chunk) - line - 4:  # int() takes more than a chunk's size may be, such as 0x1 and 1_0
-                return ""
-            words = text.decode()
-        except ValueError:
-            return ""
-        return words if words.isprintable() and chunk[:line].isalnum() and b"x" not in chunk[:line] else ""
+    def take(self, reads: Reads, number: int, at: int, times: list[int], texts: list[str]) -> tuple[int, int]:
+        """Append the texts of such events, and the times of their reads, from byte `at` of a read on, where a chunk begins.
+
+        Returns the read and the byte in it where it ends: behind the last read, or before the first chunk that is cut, has another
+        event, an empty text, or one that would need unescaping. The hot path of decoding.
+        """
+        before, behind, most = self.before, self.behind, len(reads)
+        length, rest = len(before), len(behind)
+        while number < most:
+            ns, data = reads[number]
+            size = len(data)
+            while at < size:
+                line = data.find(b"\r\n", at, at + 10)
+                begin = line + 2 + length
+                if line <= at or not data.startswith(before, line + 2):
+                    return number, at
+                end = data.find(b'"', begin)
+                if end <= begin or not data.startswith(behind, end) or _size_of(data[at:line]) != end + rest - line - 4:
+                    return number, at
+                try:
+                    text = data[begin:end].decode()
+                except UnicodeDecodeError:
+                    return number, at
+                if "\\" in text or not text.isprintable():
+                    return number, at
+                times.append(ns)
+                texts.append(text)
+                at = end + rest
+            number, at = number + 1, 0
+        return number, 0
+
+
+@lru_cache(4096)
+def _size_of(digits: bytes) -> int:
+    """A chunk's size; -1 for what is none, such as 0x1 and 1_0, which int() would take."""
+    return int(digits, 16) if not digits.strip(b"0123456789abcdefABCDEF") else -1
 
 
 def _is_the_text(before: bytes, behind: bytes) -> bool:

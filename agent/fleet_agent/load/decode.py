@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 from fleet_agent.load import framing
@@ -24,8 +24,9 @@ _DETAIL = 300  # characters of a server's own words that are kept
 class _Reading:
     """What has been read of the events so far."""
 
-    outputs: list[tuple[int, str]] = field(default_factory=list)  # (ns, text) of each event that has a text field
-    counts: list[int | None] = field(default_factory=list)  # tokens so far, as said in that event
+    times: list[int] = field(default_factory=list)  # of each event that has a text field
+    texts: list[str] = field(default_factory=list)  # of the same events
+    counts: dict[int, int] = field(default_factory=dict)  # tokens so far, as said in the event of that place in `times`
     ids: list[int] = field(default_factory=list)  # token ids in that event (/generate)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -41,7 +42,14 @@ class _Reading:
     @property
     def is_plain(self) -> bool:
         """True when the last event said a text and no count, and more may come."""
-        return bool(self.counts) and self.counts[-1] is None and not (self.generate or self.done or self.error[0])
+        return bool(self.times) and not (self.counts or self.generate or self.done or self.error[0])
+
+    def output(self, ns: int, text: str, count: int | None) -> None:
+        """An event with a text field."""
+        if count is not None:
+            self.counts[len(self.times)] = count
+        self.times.append(ns)
+        self.texts.append(text)
 
 
 def decode(reads: Sequence[tuple[int, bytes]], *, closed: bool, failure: str = "", detail: str = "") -> Response:
@@ -73,17 +81,21 @@ def _read_all(reads: Sequence[tuple[int, bytes]], frame: framing.Framing, readin
     """Take every read; the first bytes of the content, for people."""
     events, words = Events(), b""
     alike: Alike | None = None
-    for ns, data in reads:
-        if alike is not None and frame.is_between and events.is_between and (text := alike.text_of(data)):
-            reading.outputs.append((ns, text))
-            reading.counts.append(None)
-            continue
-        for piece in frame.feed(data):
+    number = at = 0  # the read, and the byte in it, that come next
+    while number < len(reads):
+        if alike is not None and frame.is_between and events.is_between:
+            number, at = alike.take(reads, number, at, reading.times, reading.texts)
+            if number == len(reads):
+                break
+        ns, data = reads[number]
+        end = frame.end_of_chunk(data, at)
+        for piece in frame.feed(data[at:end]):
             words += piece[: _DETAIL - len(words)]
             found = events.feed(ns, piece) if frame.status in (0, 200) else []
             _read_events(reading, found)
             if found:
                 alike = Alike.like(found[-1].data) if reading.is_plain else None
+        number, at = (number, end) if end < len(data) else (number + 1, 0)
     return words
 
 
@@ -129,8 +141,7 @@ def _read_generated(reading: _Reading, ns: int, content: Mapping[str, Any]) -> N
     ids = content.get("output_ids")
     reading.generate = True
     reading.ids.append(len(ids) if isinstance(ids, list) else 0)
-    reading.outputs.append((ns, _text(content.get("text"))))
-    reading.counts.append(_count(_mapping(content.get("meta_info")).get("completion_tokens")))
+    reading.output(ns, _text(content.get("text")), _count(_mapping(content.get("meta_info")).get("completion_tokens")))
 
 
 def _read_choice(reading: _Reading, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]) -> None:
@@ -139,8 +150,7 @@ def _read_choice(reading: _Reading, ns: int, choice: Mapping[str, Any], content:
         _read_meta(reading, _mapping(choice["meta_info"]))
     if choice.get("finish_reason"):
         _read_finish(reading, choice["finish_reason"])
-    reading.outputs.append((ns, _choice_text(choice)))
-    reading.counts.append(_count(_mapping(content.get("usage")).get("completion_tokens")))
+    reading.output(ns, _choice_text(choice), _count(_mapping(content.get("usage")).get("completion_tokens")))
 
 
 def _read_meta(reading: _Reading, meta: Mapping[str, Any]) -> None:
@@ -215,16 +225,11 @@ def _verdict(reading: _Reading, whole: bool, failure: str, detail: str) -> tuple
 
 
 def _response(reading: _Reading, status: int, last_ns: int, kind: str, detail: str) -> Response:
-    cumulative = reading.generate and _is_cumulative([text for _, text in reading.outputs])
-    times: list[int] = []
-    counts: list[int | None] = []
-    before = ""
-    for (ns, text), count in zip(reading.outputs, reading.counts, strict=True):
-        if text and not (cumulative and text == before):
-            times.append(ns)
-            counts.append(count)
-        before = text
-    texts = [text for _, text in reading.outputs]
+    texts, all_times = reading.texts, reading.times
+    cumulative = reading.generate and _is_cumulative(texts)
+    said = [bool(text) and not (cumulative and text == before) for before, text in zip(["", *texts], texts, strict=False)]
+    times = all_times if all(said) else list(compress(all_times, said))
+    counts = [reading.counts.get(place) for place in compress(range(len(said)), said)] if reading.counts else []
     own = max(reading.ids, default=0) if cumulative else sum(reading.ids)
     return Response(
         status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, reading.completion_tokens), last_ns=last_ns,
@@ -243,7 +248,7 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
 def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, ...] | None:
     """Tokens of each chunk from the counts so far; tokens without text of their own go to the next chunk, the last ones to the last."""
     known = [count for count in counts if count is not None]
-    if not known or len(known) != len(counts):
+    if not known or len(known) < len(counts):
         return None
     if total is not None and total > known[-1]:
         known[-1] = total

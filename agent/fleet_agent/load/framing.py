@@ -35,6 +35,19 @@ class Framing:
         """True when the next byte begins a chunk."""
         return self.state == CHUNKED and not (self._left or self._skip or self._trailer or self._rest)
 
+    def end_of_chunk(self, data: bytes, start: int) -> int:
+        """Where in `data` the chunk ends that its byte `start` is the next one of; its length when it does not end there."""
+        if self.state != CHUNKED or self._rest or self._trailer:
+            return len(data)
+        left = self._left + self._skip
+        if not left:
+            line = data.find(b"\r\n", start, start + _LINE_LIMIT)
+            size = data[start:line].partition(b";")[0].strip() if line >= 0 else b""
+            if not size or len(size) > 12 or size.strip(b"0123456789abcdefABCDEF"):
+                return len(data)
+            left = line + 2 - start + int(size, 16) + 2
+        return min(len(data), start + left)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the connection; return the content they hold, in order. Bytes past the end break it."""
         if self.state == HEAD:
