@@ -101,7 +101,7 @@ class Errands:
             seed=spec.measure.seed,
             run_index=index,
             sglang=self._is_sglang,
-            flush=spec.engine.kind is not EngineKind.EXTERNAL,
+            flush=spec.engine.kind is not EngineKind.EXTERNAL and workload.cache != "shared",
             model=spec.engine.model_path,
             time_scale=self._time_scale,
             speculation=bool(spec.engine.args.get("speculative_algorithm")),

@@ -12,8 +12,9 @@ from typing import Any
 from fleet_protos.errors import ErrorKind
 
 __all__ = [
-    "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths", "LoadPlan",
-    "Measure", "Outcome", "Phase", "RunResult", "Simulation", "Slo", "Stage", "TrialSpec", "Workload",
+    "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths",
+    "LoadPlan", "Measure", "Outcome", "Part", "Phase", "RunResult", "SharedPrefix", "Simulation", "Slo", "Stage", "TrialSpec",
+    "Workload",
 ]  # fmt: skip
 
 
@@ -164,6 +165,27 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Requests of one group begin with the same text of about so many tokens; no groups: none does."""
+
+    groups: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A kind of requests in a mixture, `weight` by the sum of all weights of them; the other fields are those of a workload."""
+
+    weight: float = 1.0
+    prompts: str = ""
+    output_tokens: int = 0
+    output: Lengths = field(default_factory=Lengths)
+    input_tokens: int = 0
+    input: Lengths = field(default_factory=Lengths)
+    prefix: SharedPrefix = field(default_factory=SharedPrefix)
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`, `stages` or `trace`; never two of these."""
 
@@ -185,12 +207,26 @@ class Workload:
     speed: float = 0.0
     input_tokens: int = 0
     input: Lengths = field(default_factory=Lengths)
+    cache: str = ""
+    prefix: SharedPrefix = field(default_factory=SharedPrefix)
+    mix: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its kinds of requests: those of the mixture, else the one that it is itself."""
+        own = Part(1.0, self.prompts, self.output_tokens, self.output, self.input_tokens, self.input, self.prefix)
+        return self.mix or (own,)
+
+    @property
+    def shares_cache(self) -> bool:
+        """The prefix cache may find what requests have in common: a hit is what was asked for."""
+        return self.cache in ("flush", "shared")
 
     @property
     def refs(self) -> frozenset[str]:
         """Of the files of its trial that it names."""
-        named = self.prompts.removeprefix("file:") if self.prompts.startswith("file:") else ""
-        return frozenset({self.trace, named} - {""})
+        named = {part.prompts.removeprefix("file:") for part in self.parts if part.prompts.startswith("file:")}
+        return frozenset({self.trace, *named} - {""})
 
     @property
     def is_open(self) -> bool:
@@ -200,12 +236,13 @@ class Workload:
     @property
     def fixes_lengths(self) -> bool:
         """Each answer is asked to be exactly as long as one number, or as one of its own."""
-        return self.output_tokens > 0 or self.output.distribution != "" or self.trace != ""
+        return self.output_tokens > 0 or self.output.distribution != "" or bool(self.trace or self.mix)
 
     @property
     def mean_output_tokens(self) -> float:
-        """Of an answer."""
-        return self.output_tokens or self.output.mean
+        """Of an answer, over all kinds."""
+        weights = sum(part.weight for part in self.parts)
+        return sum(part.weight * (part.output_tokens or part.output.mean) for part in self.parts) / weights
 
 
 @dataclass(frozen=True, slots=True)

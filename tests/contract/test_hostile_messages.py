@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.core.soundness import shown
+from fleet_protos.attachment import Trace, pack
 from fleet_protos.codec import to_proto
 from fleet_protos.sockets import listen_address
 from fleet_protos.trial import (
@@ -35,6 +36,7 @@ from fleet_protos.trial import (
     LoadPlan,
     Measure,
     Outcome,
+    Part,
     Simulation,
     Stage,
     TrialSpec,
@@ -99,7 +101,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         yield line
 
 
-FILE = AttachedFile("trace:a.csv", "0" * 64, "x")
+FILE = AttachedFile("trace:a.csv", "0" * 64, pack(Trace((0,), (1,), (1,))))
 
 
 def whole() -> TrialSpec:
@@ -112,7 +114,7 @@ def whole() -> TrialSpec:
     )  # fmt: skip
     load = Workload(
         "w", 1, 1, arrivals="poisson", prompts="builtin:chat", output_tokens=10, api="chat", stages=(Stage(1, 1, 1),),
-        output=Lengths("uniform", 1, 5), input=Lengths("uniform", 1, 5),
+        output=Lengths("uniform", 1, 5), input=Lengths("uniform", 1, 5), mix=(Part(prompts="builtin:chat"),), cache="salt",
     )  # fmt: skip
     plan = LoadPlan(("here",), 1)
     return TrialSpec("t-1", 1, "job", "job", "v", {"f": "l"}, 1, "here", engine, (load,), Measure(1, 1), load=plan, files=(FILE,))

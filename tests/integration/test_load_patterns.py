@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.shard import run_shard
 from fleet_agent.load.summary import Conditions, Summary, summarise
 from fleet_protos.attachment import Prompts, Trace, pack
-from fleet_protos.trial import Lengths, Stage, Workload
+from fleet_protos.trial import Lengths, Part, SharedPrefix, Stage, Workload
 from tests.fakes.simulated_server import Running, simulated_server
 
 SCALE = 100.0
@@ -32,7 +33,8 @@ def measured(server: Running, workload: Workload, run_index: int = 0, **files: s
     [plan] = plan_shards(request, Target(server.url, "demo/model"), warm=False, shares=lambda users: 1)
     columns = run_shard(plan).columns
     assert plan.asks is not None
-    return columns, summarise(columns, Conditions(workload, SCALE)), plan.asks
+    planned = plan.asks.planned_share(columns.rows)
+    return columns, summarise(columns, Conditions(workload, SCALE, 0, planned_cached_ratio=planned)), plan.asks
 
 
 def test_each_answer_is_as_long_as_its_own_length(simulated: Running) -> None:
@@ -93,3 +95,35 @@ def test_random_prompts_have_their_lengths_exactly(simulated: Running) -> None:
 def test_a_run_whose_file_did_not_come_is_refused(simulated: Running) -> None:
     with pytest.raises(ValueError, match="its trace x did not come with the trial"):
         measured(simulated, Workload("w", trace="x", api="chat"))
+
+
+GROUPS = Workload("w", concurrency=1, requests=12, prompts="builtin:chat", output_tokens=5, api="chat", prefix=SharedPrefix(2, 500))
+
+
+def test_what_groups_share_is_found_in_the_cache_and_no_more(simulated: Running) -> None:
+    _, summary, asks = measured(simulated, replace(GROUPS, cache="flush"), run_index=1)
+    found, planned = summary.facts["cached_token_ratio"], summary.facts["planned_cached_ratio"]
+    assert planned == asks.planned_share(12)
+    assert planned > 0.6
+    assert found == pytest.approx(planned, abs=0.05)
+
+
+def test_the_control_of_groups_finds_nothing(simulated: Running) -> None:
+    _, summary, _ = measured(simulated, replace(GROUPS, cache="salt"), run_index=2)
+    assert summary.facts["cached_token_ratio"] == pytest.approx(0, abs=0.001)
+    assert summary.facts["planned_cached_ratio"] is None
+
+
+def test_a_shared_cache_keeps_what_earlier_runs_sent(simulated: Running) -> None:
+    warm = Workload("w", concurrency=1, requests=6, prompts="builtin:code", output_tokens=5, api="chat", cache="shared")
+    first, second = (measured(simulated, warm, run_index)[1].facts["cached_token_ratio"] for run_index in (3, 4))
+    assert second > max(0.7, first + 0.3)
+
+
+def test_each_kind_of_a_mixture_is_answered_at_its_own_length(simulated: Running) -> None:
+    mix = (Part(2, "builtin:chat", 4), Part(1, "builtin:code", output=Lengths("uniform", 10, 20)))
+    columns, summary, asks = measured(simulated, Workload("w", concurrency=4, requests=40, mix=mix, api="chat"))
+    lengths = [request.response.completion_tokens for request in columns.requests()]
+    assert lengths == [asks.length(number) for number in range(40)]
+    assert 15 < sum(length == 4 for length in lengths) < 38
+    assert summary.facts["off_length"] == 0

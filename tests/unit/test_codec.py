@@ -25,6 +25,7 @@ BODY_NAMES = {
 }
 VALUES = [
     trial.Simulation, trial.EngineSpec, trial.Slo, trial.Stage, trial.Lengths, trial.Workload, trial.AttachedFile,
+    trial.SharedPrefix, trial.Part,
     trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact, trial.RunResult, ev.Event, *BODIES,
 ]  # fmt: skip
 ENUMS = [trial.EngineKind, trial.Phase, trial.Outcome, trial.GateEffect]
@@ -43,9 +44,12 @@ engines = st.builds(
 )  # fmt: skip
 stages = st.lists(st.builds(trial.Stage, floats, floats, floats), max_size=2).map(tuple)
 lengths = st.builds(trial.Lengths, texts, counts, counts, floats, floats)
+prefixes = st.builds(trial.SharedPrefix, counts, counts)
+parts = st.builds(trial.Part, floats, texts, counts, lengths, counts, lengths, prefixes)
 workloads = st.builds(
     trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats,
     burstiness=floats, stages=stages, output=lengths, trace=texts, speed=floats, input_tokens=counts, input=lengths,
+    cache=texts, prefix=prefixes, mix=st.lists(parts, max_size=2).map(tuple),
 )  # fmt: skip
 measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
 files = st.builds(trial.AttachedFile, texts, texts, texts)

@@ -227,3 +227,15 @@ def test_a_ramp_is_an_open_loop_of_no_one_rate() -> None:
     ramp = replace(OPEN, rate_per_s=0.0, stages=(Stage(0, 8, 60),))
     assert [gate.code for gate in gates(ramp, dispatch_delay_p99_s=0.02)] == ["client_limited"]
     assert gates(ramp, answered_share=0.1) == ()
+
+
+@pytest.mark.parametrize("cache", ["flush", "shared"])
+def test_hits_that_were_asked_for_are_no_fault_and_their_want_is_told(cache: str) -> None:
+    sharing = replace(CLOSED, cache=cache)
+    assert gates(sharing, cached_token_ratio=0.7, planned_cached_ratio=0.75) == ()
+    assert gates(sharing, cached_token_ratio=0.7, planned_cached_ratio=None) == ()
+    (gate,) = gates(sharing, cached_token_ratio=0.1, planned_cached_ratio=0.75)
+    assert (gate.code, gate.effect) == ("prefix_cache_missed", GateEffect.FLAG)
+    assert gate.message.startswith("10.0 % of the prompt tokens came from the prefix cache, 75.0 % could have")
+    (gate,) = gates(replace(CLOSED, cache="salt"), cached_token_ratio=0.1, planned_cached_ratio=0.75)
+    assert gate.code == "prefix_cache_hit"

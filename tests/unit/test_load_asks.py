@@ -16,12 +16,12 @@ import pytest
 from fleet_agent.load.arrivals import replayed_s
 from fleet_agent.load.asks import Asks, asks_of
 from fleet_agent.load.body import Target, body
-from fleet_agent.load.content import END_ID, FIRST_ID, is_ids
+from fleet_agent.load.content import END_ID, FIRST_ID, as_text, is_ids
 from fleet_agent.load.made_text import WORDS_PER_TOKEN, made_text, question
 from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
 from fleet_agent.load.traced import Traced
 from fleet_protos.attachment import Prompts, Trace
-from fleet_protos.trial import Lengths, Workload
+from fleet_protos.trial import Lengths, Part, SharedPrefix, Workload
 
 FIXED = Workload("w", concurrency=4, prompts="builtin:chat", output_tokens=9)
 UNIFORM = Workload("w", concurrency=4, prompts="builtin:chat", output=Lengths("uniform", 3, 7))
@@ -162,7 +162,7 @@ def test_token_ids_go_to_generate_alone(api: str) -> None:
 
 def test_a_trace_of_random_ids_has_exactly_its_lengths_and_its_shared_beginnings() -> None:
     made = asks_of(replace(REPLAY, prompts="random:ids"), Draw("random:ids", 1, 0), {"x": TRACE})
-    first, second, third = (made.source.prompt(number) for number in range(3))
+    first, second, third = (made.kinds[0].source.prompt(number) for number in range(3))
     assert (len(first), len(second), len(third)) == (1100, 1400, 60)
     assert first[:1024] == second[:1024]
     assert first[1024:1100] != second[1024:1100]
@@ -182,3 +182,84 @@ def test_asking_is_cheap() -> None:
     for number in range(2000):
         made.ask(number)
     assert (time.perf_counter() - begun) / 2000 < 300e-6
+
+
+GROUPS = replace(FIXED, cache="flush", prefix=SharedPrefix(4, 300))
+
+
+def prompts(workload: Workload, count: int = 12, run_index: int = 0) -> list[str]:
+    made = asks_of(workload, Draw(workload.prompts, 1, run_index), {"x": TRACE})
+    return [as_text(made.ask(number).prompt) for number in range(count)]
+
+
+def common(one: str, other: str) -> int:
+    return len(beginning(one, other))
+
+
+def test_requests_of_a_group_share_their_beginning_and_no_more() -> None:
+    asked = prompts(GROUPS)
+    assert words(asked[0][: common(asked[0], asked[4])]) / WORDS_PER_TOKEN == pytest.approx(300, abs=5)
+    assert common(asked[0], asked[4]) == pytest.approx(common(asked[4], asked[8]), abs=3)
+    assert max(common(asked[0], asked[number]) for number in (1, 2, 3)) < 60
+
+
+def test_no_run_finds_what_another_run_sent_unless_the_cache_is_shared() -> None:
+    for workload in (FIXED, GROUPS, replace(FIXED, cache="flush"), replace(REPLAY, cache="flush")):
+        assert max(common(one, other) for one in prompts(workload) for other in prompts(workload, run_index=1)) < 6
+    shared = replace(FIXED, cache="shared")
+    assert prompts(shared) == prompts(shared, run_index=1)
+    assert common(prompts(replace(GROUPS, cache="shared"))[0], prompts(replace(GROUPS, cache="shared"), run_index=1)[4]) > 1000
+
+
+def test_salted_requests_share_nothing_whatever_their_groups() -> None:
+    asked = prompts(replace(GROUPS, cache="salt"))
+    assert max(common(one, other) for place, one in enumerate(asked) for other in asked[place + 1 :]) < 6
+
+
+def test_groups_of_random_ids_share_exactly_their_beginning() -> None:
+    workload = replace(GROUPS, prompts="random:ids", input_tokens=100)
+    made = asks_of(workload, Draw("random:ids", 1, 0))
+    first, second = (made.ask(number).prompt for number in (0, 4))
+    assert len(first) == len(second) == 400
+    assert (first[:300] == second[:300], first[300] == second[300]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("workload", "planned"),
+    [
+        (FIXED, None),
+        (replace(GROUPS, cache="salt"), None),
+        (replace(FIXED, cache="shared"), None),
+        (replace(GROUPS, prompts="random:ids", input_tokens=100), 0.75 * 96 / 100),
+        (replace(REPLAY, cache="flush"), 1024 / 2560),
+    ],
+)
+def test_the_share_that_a_cache_may_find_is_known_before(workload: Workload, planned: float | None) -> None:
+    found = asks_of(workload, Draw(workload.prompts, 1, 0), {"x": TRACE}).planned_share(100)
+    assert found == (planned if planned is None else pytest.approx(planned, rel=0.01))
+
+
+CODE = Part(3, "builtin:code", 6, prefix=SharedPrefix(2, 100))
+MIX = Workload("w", concurrency=4, mix=(Part(6, "builtin:chat", 5), CODE, Part(1, "builtin:reasoning", 7)))
+
+
+def test_a_mixture_asks_each_kind_as_often_as_its_weight_says_and_alike_in_every_run() -> None:
+    made = asks_of(MIX, Draw("", 1, 0))
+    counted = Counter(made.ask(number).output_tokens for number in range(5000))
+    assert [counted[tokens] / 5000 for tokens in (5, 6, 7)] == [pytest.approx(share, rel=0.1) for share in (0.6, 0.3, 0.1)]
+    again = asks_of(MIX, Draw("", 1, 8))
+    assert [again.length(number) for number in range(200)] == [made.length(number) for number in range(200)]
+    assert [asks_of(MIX, Draw("", 2, 0)).length(number) for number in range(200)] != [made.length(number) for number in range(200)]
+
+
+def test_each_kind_of_a_mixture_asks_its_own_prompts() -> None:
+    made = asks_of(replace(MIX, cache="flush"), Draw("", 1, 0))
+    sets = {5: prompt_set("builtin:chat"), 6: prompt_set("builtin:code"), 7: prompt_set("builtin:reasoning")}
+    for ask in map(made.ask, range(100)):
+        assert as_text(ask.prompt).endswith(sets[ask.output_tokens])
+    assert 0 < (made.planned_share(1000) or 0) < 0.5
+
+
+def test_a_mixture_with_prompts_that_are_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="the prompts file:x did not come"):
+        asks_of(replace(MIX, mix=(*MIX.mix, Part(0.001, "file:x", 5))), Draw("", 1, 0))

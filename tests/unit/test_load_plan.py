@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fleet_agent.load.crew import NearCrew
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import RUN, LoadRequest, read_request, request_line
 from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
-from fleet_protos.trial import Lengths, Slo, Stage, Workload
+from fleet_protos.trial import Lengths, Part, SharedPrefix, Slo, Stage, Workload
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
 SHARES = NearCrew(None, Path()).shares
@@ -88,7 +89,8 @@ def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_charac
 
 def test_a_request_for_load_comes_back_from_its_line_as_it_was() -> None:
     workload = Workload("w", stages=(Stage(0, 8, 5),), arrivals="gamma", burstiness=2, output=Lengths("uniform", 1, 9), slo=Slo(1, 0.1))
-    request = LoadRequest("http://h", workload, seed=3, metadata={"job": "j"})
+    workload = replace(workload, mix=(Part(2, "file:x", output=Lengths("uniform", 1, 5), prefix=SharedPrefix(1, 2)),), trace="y", speed=2)
+    request = LoadRequest("http://h", workload, seed=3, metadata={"job": "j"}, files={"y": "z"})
     assert read_request(json.loads(request_line(4, RUN, request))) == request
 
 

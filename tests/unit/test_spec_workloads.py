@@ -23,7 +23,7 @@ from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.spec.schema import job_schema
 from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, unpack
-from fleet_protos.trial import Lengths, Stage, Workload
+from fleet_protos.trial import Lengths, Part, SharedPrefix, Stage, Workload
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
 FILES = {
@@ -287,3 +287,45 @@ def test_random_prompts_are_ids_of_their_lengths() -> None:
     assert [(cell.prompts, cell.input_tokens, cell.input) for cell in found.values()] == [
         ("random:ids", 100, Lengths()), ("random:ids", 0, Lengths("uniform", 5, 9))
     ]  # fmt: skip
+
+
+def test_the_cache_is_salted_unless_prompts_share_their_beginnings(folder: Path) -> None:
+    found = cells(
+        """\
+        plain: {concurrency: 1, output_tokens: 5}
+        groups: {concurrency: 1, output_tokens: 5, shared_prefix: {groups: 4, tokens: 100}}
+        control: {concurrency: 1, output_tokens: 5, shared_prefix: {groups: 4, tokens: 100}, cache: salt}
+        warm: {concurrency: 1, output_tokens: 5, cache: shared}
+        blocks: {trace: traces/mooncake.jsonl}
+        blockless: {trace: traces/afternoon.csv}
+        """,
+        folder,
+    )
+    assert {name: (cell.cache, cell.prefix, cell.shares_cache) for name, cell in found.items()} == {
+        "plain": ("", SharedPrefix(), False),
+        "groups": ("flush", SharedPrefix(4, 100), True),
+        "control": ("salt", SharedPrefix(4, 100), False),
+        "warm": ("shared", SharedPrefix(), True),
+        "blocks": ("flush", SharedPrefix(), True),
+        "blockless": ("", SharedPrefix(), False),
+    }
+
+
+def test_a_mixture_has_a_part_for_each_kind_of_requests(folder: Path) -> None:
+    job = load(
+        """\
+        a:
+          concurrency: 4
+          mix:
+            - {weight: 3, output_tokens: 100, shared_prefix: {groups: 2, tokens: 50}}
+            - {prompts: "file:prompts/questions.txt", output_tokens: {uniform: {min: 10, max: 30}}}
+        """,
+        folder,
+    ).job
+    [cell] = job.workloads
+    assert cell.mix == (
+        Part(3.0, "builtin:chat", 100, prefix=SharedPrefix(2, 50)),
+        Part(1.0, f"file:{job.files[0].ref}", output=Lengths("uniform", 10, 30)),
+    )
+    assert (cell.prompts, cell.output_tokens, cell.cache, cell.mean_output_tokens) == ("", 0, "flush", 80)
+    assert cell.refs == {job.files[0].ref}

@@ -12,6 +12,7 @@ from fleet_protos.trial import Gate, GateEffect, Measure, TrialSpec, Workload
 
 TOKEN_MISMATCH_MAX = 0.02
 CACHED_RATIO_MAX = 0.01
+CACHED_SHARE_MIN = 0.5  # of what was planned to be found in the cache
 ACCEPT_LENGTH_MIN = 1.05
 CONCURRENCY_SHORTFALL_MAX = 0.05
 DISPATCH_DELAY_FLAG_S, DISPATCH_DELAY_VOID_S = 0.010, 0.050
@@ -29,6 +30,7 @@ GATES: Mapping[str, GateEffect] = {
     "token_count_unchecked": GateEffect.FLAG,
     "prefix_cache_hit": GateEffect.VOID_RUN,
     "prefix_cache_unknown": GateEffect.FLAG,
+    "prefix_cache_missed": GateEffect.FLAG,
     "spec_ineffective": GateEffect.VOID_TRIAL,
     "spec_unproved": GateEffect.FLAG,
     "client_limited": GateEffect.VOID_RUN,
@@ -64,6 +66,7 @@ class RunFacts:
     speculation: bool  # asked for by the variant
     accept_length: float | None  # output tokens of a verify step, bonus token counted
     answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
+    planned_cached_ratio: float | None = None  # prompt tokens that begin as an earlier request's by plan / prompt tokens; None: no plan
     off_length: int = 0  # answers that succeeded and are not exactly as long as theirs was asked to be
     client_capacity_tok_s: float | None = None  # what the shards of this run can drive at most, at a token an event; None: not calibrated
     client_use: float | None = None  # share of it that this run's events and requests take
@@ -78,7 +81,7 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
     A fact that is not a number trips its gate. `measure.precision` coarser than 5 % tolerates as much missing load.
     """
     found = [
-        *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts), *_speculation(facts),
+        *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts, workload), *_speculation(facts),
         *_client(facts, workload, measure), *_rate(facts, workload), *_start(facts),
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda gate: -gate.effect))
@@ -120,9 +123,14 @@ def _counts(facts: RunFacts) -> Iterator[Gate]:
         yield _void("token_count_mismatch", f"client and server count tokens {_percent(facts.client_count_mismatch)} apart")
 
 
-def _cache(facts: RunFacts) -> Iterator[Gate]:
+def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     if facts.cached_token_ratio is None:
         yield _flag("prefix_cache_unknown", "the server does not tell cached prompt tokens")
+    elif workload.shares_cache:
+        planned = facts.planned_cached_ratio
+        if planned and planned > CACHED_RATIO_MAX and not facts.cached_token_ratio >= planned * CACHED_SHARE_MIN:
+            told = f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, {_percent(planned)} could have"
+            yield _flag("prefix_cache_missed", f"{told}: it is off, or too small for the beginnings that requests share")
     elif not facts.cached_token_ratio <= CACHED_RATIO_MAX:
         yield _void("prefix_cache_hit", f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, unplanned")
 

@@ -12,7 +12,7 @@ from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_protos.attachment import LARGEST_PACKED
+from fleet_protos.attachment import LARGEST_PACKED, unpack
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
@@ -33,6 +33,7 @@ _MEETING = re.compile(r"[A-Za-z0-9.:\[\]_%-]{1,255}:\d{1,5}")
 _SHM_SIZE = re.compile(r"[0-9]{1,15}[A-Za-z]{0,2}")
 _CPUS = re.compile(r"[a-z]{0,8}|[0-9,-]{1,4096}")
 _VALUES = ("engine.args.", "engine.env.")  # texts that a server reads, and nobody else
+_PROMPTS = re.compile(r"[a-z]+:[A-Za-z0-9._-]{1,100}")
 _CONTENT = re.compile(r"files\[\d+\]\.content")
 _LAYOUT = str.maketrans("", "", "\n\t")
 
@@ -121,6 +122,16 @@ def _of_trial(spec: TrialSpec) -> Iterator[str]:
         yield f"attempt: {spec.attempt} is no number of an attempt"
     if len(spec.workloads) > _MOST_WORKLOADS:
         yield f"workloads: {len(spec.workloads)}, more than {_MOST_WORKLOADS}"
+    yield from _of_files(spec)
+
+
+def _of_files(spec: TrialSpec) -> Iterator[str]:
+    """Each file can be read, and each that a workload names is there."""
+    for index, file in enumerate(spec.files):
+        try:
+            unpack(file.content)
+        except ValueError as error:
+            yield f"files[{index}]: {error}"
     refs = {file.ref for file in spec.files}
     for index, load in enumerate(spec.workloads):
         if missing := sorted(load.refs - refs):
@@ -163,22 +174,29 @@ def _of_measure(spec: TrialSpec) -> Iterator[str]:
     if spec.measure.runs_max > _MOST_RUNS:
         yield f"measure.runs_max: {spec.measure.runs_max}, more than {_MOST_RUNS}"
     for index, load in enumerate(spec.workloads):
-        for key, count, most in (("concurrency", load.concurrency, _MOST_AT_ONCE), ("requests", load.requests, _MOST_REQUESTS)):
-            if count > most:
-                yield f"workloads[{index}].{key}: {count}, more than {most}"
-        if load.prompts and not re.fullmatch(r"[a-z]+:[A-Za-z0-9._-]{1,100}", load.prompts):
-            yield f"workloads[{index}].prompts: {shown(load.prompts)} is neither builtin:NAME, file:REF nor random:ids"
-        yield from (f"workloads[{index}]: {fault}" for fault in _of_arrivals(load))
-        for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s)):
-            if not 0 <= wait_s <= _LONGEST_WAIT_S:
-                yield f"workloads[{index}].{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
+        yield from (f"workloads[{index}]{fault}" for fault in _of_load(load))
+
+
+def _of_load(load: Workload) -> Iterator[str]:
+    """Each fault begins with what it is about inside the workload."""
+    for key, count, most in (("concurrency", load.concurrency, _MOST_AT_ONCE), ("requests", load.requests, _MOST_REQUESTS)):
+        if count > most:
+            yield f".{key}: {count}, more than {most}"
+    if load.cache not in ("", "salt", "flush", "shared"):
+        yield f".cache: {shown(load.cache)} is none of salt, flush and shared"
+    for prompts in (part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)):
+        yield f".prompts: {shown(prompts)} is neither builtin:NAME, file:REF nor random:ids"
+    yield from (f": {fault}" for fault in _of_arrivals(load))
+    for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s)):
+        if not 0 <= wait_s <= _LONGEST_WAIT_S:
+            yield f".{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
 
 
 def _of_arrivals(load: Workload) -> Iterator[str]:
     """An open loop: all requests of a run are made before it begins."""
     numbers = (load.rate_per_s, load.burstiness, load.speed, *(number for stage in load.stages for number in astuple(stage)))
-    if min(numbers) < 0:
-        yield "its rate, burstiness, speed or a stage is below 0"
+    if min(numbers) < 0 or not all(part.weight > 0 for part in load.parts):
+        yield "its rate, burstiness, speed, a stage or a weight is below 0"
     requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)
     if not requests <= _MOST_REQUESTS:
         yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final, Protocol
 
-from fleet_agent.load.content import Content, begun_with, digest, random_ids
+from fleet_agent.load.content import Content, begun_with, digest, preceded, random_ids, size
 from fleet_agent.load.lengths import length, share
-from fleet_agent.load.prompts import RANDOM, Draw, in_order, salt
+from fleet_agent.load.prompts import RANDOM, Draw, in_order, run_salt, salt
 from fleet_agent.load.traced import Traced
 from fleet_protos.attachment import Prompts, Trace
-from fleet_protos.trial import Lengths, Workload
+from fleet_protos.trial import Lengths, Part, SharedPrefix, Workload
 
+SALT: Final = "salt"
+FLUSH: Final = "flush"
+SHARED: Final = "shared"
+PLAN_SAMPLE: Final = 1000
 _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 
@@ -59,38 +65,95 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of requests of a run."""
+
+    source: Source
+    output_tokens: int  # of every answer; 0: `output` says, or else `outputs`
+    output: Lengths
+    prefix: SharedPrefix
+    outputs: tuple[int, ...] = ()  # of a trace: of each answer
+
+
+@dataclass(frozen=True, slots=True)
 class Asks:
     """All requests of a run, by number from 0. A value: it goes to each shard, and whoever has it can ask again what was asked."""
 
     draw: Draw
-    source: Source
-    output_tokens: int  # of every answer; 0: `output` says, or else `outputs`
-    output: Lengths
-    outputs: tuple[int, ...] = ()  # of a trace: of each answer
+    cache: str
+    kinds: tuple[Kind, ...]
+    ends: tuple[float, ...]  # of each kind's share of 0..1, ascending
 
     def ask(self, number: int) -> Ask:
         """Request `number`. Takes some 5 µs for a prompt that lies ready, and some 0.1 µs a token for one that is made."""
-        prompt = begun_with(self.source.prompt(number), salt(self.draw, number))
+        kind = self.kind(number)
+        prompt = kind.source.prompt(number)
+        if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
+            group = f"group/{self.draw.seed}/{number % kind.prefix.groups}"
+            prompt = preceded(begun_with(prompt, salt(self.draw, number)), group, kind.prefix.tokens)
+        if self.cache != SHARED:
+            prompt = begun_with(prompt, run_salt(self.draw) if self.cache == FLUSH else salt(self.draw, number))
         return Ask(prompt, digest(prompt), self.length(number))
+
+    def kind(self, number: int) -> Kind:
+        """Which kind request `number` is: the same in every run, each kind as often as its weight says."""
+        return self.kinds[bisect(self.ends, share(self.draw.seed, "kind", number)) if len(self.kinds) > 1 else 0]
 
     def length(self, number: int) -> int:
         """Output tokens that request `number` asks for: the same in each run."""
-        if self.output_tokens or not self.outputs or self.output.distribution:
-            return self.output_tokens or length(self.output, share(self.draw.seed, "output", number))
-        return self.outputs[number % len(self.outputs)]
+        kind = self.kind(number)
+        if kind.output_tokens or not kind.outputs or kind.output.distribution:
+            return kind.output_tokens or length(kind.output, share(self.draw.seed, "output", number))
+        return kind.outputs[number % len(kind.outputs)]
+
+    def planned_share(self, requests: int) -> float | None:
+        """Of all prompt tokens of so many requests, those that begin as an earlier request of the run did; None when none is to be found.
+
+        By the sizes of texts, since nobody here knows the server's tokens; over the first PLAN_SAMPLE requests.
+        """
+        sample = min(requests, PLAN_SAMPLE)
+        if self.cache not in (FLUSH, SHARED) or not sample:
+            return None
+        if isinstance(self.kinds[0].source, Traced):
+            return self.kinds[0].source.shared(sample)
+        return self._share_of_groups(sample)
+
+    def _share_of_groups(self, sample: int) -> float | None:
+        whole = shared = 0
+        seen: set[tuple[SharedPrefix, int]] = set()
+        for number in range(sample):
+            prefix, all_of_it = self.kind(number).prefix, size(self.ask(number).prompt)
+            whole += all_of_it
+            if prefix.groups:
+                group = (prefix, number % prefix.groups)
+                shared += all_of_it - size(self.kind(number).source.prompt(number)) if group in seen else 0
+                seen.add(group)
+        return shared / whole if seen else None
 
 
 def asks_of(workload: Workload, draw: Draw, files: Mapping[str, Trace | Prompts] = _NO_FILES) -> Asks:
     """What a run of the workload asks; `files` are those that it names, by ref. Raises ValueError for what is not known or not there."""
-    trace = files.get(workload.trace)
-    if isinstance(trace, Trace):
-        source: Source = Traced(trace, workload.prompts == RANDOM)
-        asks = Asks(draw, source, workload.output_tokens, workload.output, trace.output_tokens)
-    elif workload.trace:
-        raise ValueError(f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial")
-    elif workload.prompts == RANDOM:
-        asks = Asks(draw, Drawn(draw.seed, workload.input_tokens, workload.input), workload.output_tokens, workload.output)
-    else:
-        asks = Asks(draw, Listed(in_order(draw, files)), workload.output_tokens, workload.output)
-    asks.ask(0)
+    parts = workload.parts
+    kinds = (_replayed(workload, files),) if workload.trace else tuple(_kind(part, draw, files) for part in parts)
+    whole = sum(part.weight for part in parts)
+    ends = tuple(accumulate(part.weight / whole for part in parts))
+    asks = Asks(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0))
+    for kind in kinds:  # the first request of each may show that it cannot be asked
+        replace(asks, kinds=(kind,)).ask(0)
     return asks
+
+
+def _replayed(workload: Workload, files: Mapping[str, Trace | Prompts]) -> Kind:
+    trace = files.get(workload.trace)
+    if not isinstance(trace, Trace):
+        raise ValueError(f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial")
+    source = Traced(trace, workload.prompts == RANDOM)
+    return Kind(source, workload.output_tokens, workload.output, SharedPrefix(), trace.output_tokens)
+
+
+def _kind(part: Part, draw: Draw, files: Mapping[str, Trace | Prompts]) -> Kind:
+    if part.prompts == RANDOM:
+        source: Source = Drawn(draw.seed, part.input_tokens, part.input)
+    else:
+        source = Listed(in_order(part.prompts, draw.seed, files))
+    return Kind(source, part.output_tokens, part.output, part.prefix)

@@ -7,6 +7,7 @@ from hashlib import sha256
 from random import Random
 from typing import Final, TypeGuard, cast
 
+from fleet_agent.load.made_text import made_text
 from fleet_protos.attachment import Message
 
 Messages = tuple[Message, ...]
@@ -43,6 +44,16 @@ def begun_with(content: Content, text: str) -> Content:
         return random_ids(text, min(SALT_IDS, len(content))) + content[SALT_IDS:]
     (role, first), *rest = _messages(content)
     return ((role, f"{text}\n\n{first}"), *rest)
+
+
+def preceded(content: Content, key: str, tokens: int) -> Content:
+    """The content with a beginning of about so many tokens, exactly so many before ids; equal for equal keys."""
+    return random_ids(key, tokens) + content if is_ids(content) else begun_with(content, made_text(key, tokens))
+
+
+def size(content: Content) -> int:
+    """Of ids their number, of text its characters: to compare contents of one kind."""
+    return len(content) if is_ids(content) else len(as_text(content))
 
 
 def digest(content: Content) -> str:

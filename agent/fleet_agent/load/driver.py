@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleet_agent.load import counters, messages, shard
 from fleet_agent.load.arrivals import replayed_s, send_offsets_s
-from fleet_agent.load.asks import asks_of
+from fleet_agent.load.asks import Asks, asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
 from fleet_agent.load.calibration import Calibration, Driven, with_capacity
@@ -104,7 +104,7 @@ class Driver:
         done = await self.crew.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.joined([result.columns for result in done.results])
-        summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url])
+        summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url], plans[0].asks)
         if watched:
             looks = counters.Looks(before, await counters.look_after(url, before, summary.output_tokens))
             shape = Shape(request.draft_steps or None, request.draft_tokens or None)
@@ -163,13 +163,14 @@ def _waves(requests: int, users: int) -> int:
     return -(-requests // users) if users else 1
 
 
-def _summary(columns: Columns, request: LoadRequest, done: Done, template_tokens: int | None) -> Summary:
+def _summary(columns: Columns, request: LoadRequest, done: Done, template_tokens: int | None, asks: Asks | None) -> Summary:
     """The run in numbers. Raises OSError."""
     from fleet_agent.load.summary import Conditions, summarise  # here, so that pyarrow loads beside Ray's start instead of before it
 
     conditions = Conditions(
         request.workload, request.time_scale, template_tokens, speculation=request.speculation,
         lags_ns=(*(lag for result in done.results for lag in result.lags_ns), *done.lags_ns),
+        planned_cached_ratio=asks.planned_share(columns.rows) if asks else None,
         cpu_s=sum(result.cpu_s for result in done.results), decode_s=sum(result.decode_s for result in done.results),
     )  # fmt: skip
     return summarise(columns, conditions)

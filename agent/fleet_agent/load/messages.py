@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from fleet_protos.trial import Lengths, Slo, Stage, Workload
+from fleet_protos.trial import Lengths, Part, SharedPrefix, Slo, Stage, Workload
 
 WARM: Final = "warm"
 RUN: Final = "run"
@@ -77,8 +77,14 @@ def read_request(content: Mapping[str, Any]) -> LoadRequest:
 def _workload(content: Mapping[str, Any]) -> Workload:
     values = dict(content)
     values["stages"] = tuple(Stage(**stage) for stage in values.pop("stages", ()))
-    values |= {name: Lengths(**values.pop(name, {})) for name in ("output", "input")}
-    return Workload(slo=Slo(**values.pop("slo", {})), **values)
+    values["mix"] = tuple(Part(**_of_a_kind(part)) for part in values.pop("mix", ()))
+    return Workload(slo=Slo(**values.pop("slo", {})), **_of_a_kind(values))
+
+
+def _of_a_kind(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a workload and a part of a mixture have in common."""
+    lengths = {name: Lengths(**content.get(name, {})) for name in ("output", "input")}
+    return {**content, **lengths, "prefix": SharedPrefix(**content.get("prefix", {}))}
 
 
 def reply_line(number: int, reply: LoadReply) -> bytes:

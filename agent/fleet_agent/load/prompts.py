@@ -54,17 +54,17 @@ def prompt_set(name: str) -> tuple[str, ...]:
     return SETS[known]
 
 
-def in_order(draw: Draw, files: Mapping[str, Trace | Prompts]) -> tuple[Content, ...]:
+def in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompts]) -> tuple[Content, ...]:
     """The prompts of a builtin set or of a file in the order of the seed. Raises ValueError when they are not known or not there."""
     listed: tuple[Content, ...] = ()
-    if draw.prompts.startswith(FILE):
-        found = files.get(draw.prompts.removeprefix(FILE))
+    if prompts.startswith(FILE):
+        found = files.get(prompts.removeprefix(FILE))
         listed = found.conversations if isinstance(found, Prompts) else ()
         if not listed:
-            raise ValueError(f"the prompts {draw.prompts} did not come with the trial")
+            raise ValueError(f"the prompts {prompts} did not come with the trial")
     else:
-        listed = prompt_set(draw.prompts)
-    return tuple(listed[place] for place in order(draw.seed, len(listed)))
+        listed = prompt_set(prompts)
+    return tuple(listed[place] for place in order(seed, len(listed)))
 
 
 def draw_prompt(draw: Draw, number: int) -> Prompt:
@@ -77,6 +77,11 @@ def draw_prompt(draw: Draw, number: int) -> Prompt:
 def salt(draw: Draw, number: int) -> str:
     """Twelve hex digits in front of the user message: a prefix cache can match the chat template and no more (but for chance)."""
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}/{number}".encode()).hexdigest()[:12]
+
+
+def run_salt(draw: Draw) -> str:
+    """The same for all requests of a run and another in each run: what they have in common is found, what other runs had is not."""
+    return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}".encode()).hexdigest()[:12]
 
 
 def order(seed: int, count: int) -> list[int]:

@@ -34,6 +34,7 @@ class Conditions:
     template_tokens: int | None = None
     lags_ns: tuple[int, ...] = ()
     speculation: bool = False  # asked for by the variant
+    planned_cached_ratio: float | None = None  # of the prompt tokens, what begins as in an earlier request by plan; None: no plan
     cpu_s: float = 0.0  # of the shards, while they ran
     decode_s: float = 0.0  # of the shards, afterwards
 
@@ -165,6 +166,7 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: Conditions) -
         "completion_tokens_max": _most(counts),
         "zero_token_requests": _sum(pc.or_(pc.equal(counts, 0), pc.invert(good.has_output))),
         "cached_token_ratio": _cached_ratio(good, conditions.template_tokens),
+        "planned_cached_ratio": conditions.planned_cached_ratio,
         "achieved_concurrency": _steady_concurrency(rows, workload.concurrency) if workload.concurrency else 0.0,
         "dispatch_delay_p99_s": _dispatch_p99_s(rows),
         "loop_lag_p99_s": percentile(conditions.lags_ns, 0.99) / 1e9,

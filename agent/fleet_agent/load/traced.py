@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Final
 
 from fleet_agent.load.content import Content, random_ids
@@ -26,6 +26,19 @@ class Traced:
         place = number % len(self.trace.at_ms)
         tokens = self.trace.prompt_tokens[place]
         return self._ids(place, tokens) if self.ids else self._text(place, tokens)
+
+    def shared(self, requests: int) -> float | None:
+        """Of all prompt tokens of the first requests, those in blocks that begin as an earlier one did; None for a trace without blocks."""
+        if not self.trace.blocks:
+            return None
+        seen: set[int] = set()
+        found = 0
+        for tokens, blocks in zip(self.trace.prompt_tokens[:requests], self.trace.blocks, strict=False):
+            begun = list(accumulate(blocks, lambda before, block: hash((before, block)), initial=0))[1:]
+            known = sum(beginning in seen for beginning in begun)  # a beginning is known when all shorter ones are
+            found += min(tokens, known * BLOCK_TOKENS)
+            seen.update(begun)
+        return found / max(1, sum(self.trace.prompt_tokens[:requests]))
 
     def _ids(self, place: int, tokens: int) -> Content:
         blocks = self.trace.blocks[place] if self.trace.blocks else ()

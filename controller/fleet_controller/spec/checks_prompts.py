@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fleet_controller.spec.arguments import normalise
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import WARNING, Finding
-from fleet_controller.spec.models import Workload
+from fleet_controller.spec.models import Requests, Workload
 from fleet_controller.spec.prompts import BUILTIN_PROMPTS, FILE, PREFIX, RANDOM
 from fleet_controller.spec.reading import Reading
 
@@ -16,20 +16,20 @@ _LOOPS = "random prompts make degenerate text: its output loops, and a draft gue
 _FORCE = "write prompts of people, or `force_random: true` if the speed of random ones is what you want to know"
 
 
-def check(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
-    """What is wrong with the prompts of one workload, as far as they could be read."""
+def check(reading: Reading, path: Path, requests: Requests, workload: Workload) -> Iterator[Finding]:
+    """What is wrong with the prompts of one kind of requests of a workload, as far as they could be read."""
     place = (*path, "prompts")
     if not reading.is_sound(place):
         return
-    if workload.prompts == RANDOM:
-        yield from _random(reading, path, workload)
-    elif workload.prompts is not None:
-        yield from _known(reading, place, workload.prompts)
-    if workload.trace is not None and workload.prompts not in (None, RANDOM):
+    if requests.prompts == RANDOM:
+        yield from _random(reading, path, requests, workload)
+    elif requests.prompts is not None:
+        yield from _known(reading, place, requests.prompts)
+    if workload.trace is not None and requests.prompts not in (None, RANDOM):
         message = "a trace has prompts of its own, made to its lengths"
         yield reading.finding("wrong_prompts", place, message, "remove `prompts`; `random` alone may stand beside a trace", at_key=True)
     for key in ("input_tokens", "force_random"):
-        if workload.prompts != RANDOM and reading.is_sound((*path, key)) and reading.is_written((*path, key)):
+        if requests.prompts != RANDOM and reading.is_sound((*path, key)) and reading.is_written((*path, key)):
             message = f"`{key}` is about `prompts: random`"
             yield reading.finding("wrong_prompts", (*path, key), message, "remove it, or write `prompts: random`", at_key=True)
 
@@ -43,15 +43,15 @@ def _known(reading: Reading, place: Path, written: str) -> Iterator[Finding]:
     yield reading.finding("unknown_prompts", place, f"there are no prompts `{written[:64]}`", hint)
 
 
-def _random(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+def _random(reading: Reading, path: Path, requests: Requests, workload: Workload) -> Iterator[Finding]:
     place = (*path, "prompts")
-    if workload.api != "generate" and reading.is_sound((*path, "api")):
+    if workload.api != "generate" and reading.is_sound((*path[:2], "api")):
         message = f"random prompts are token ids, which `api: {workload.api}` does not take"
         yield reading.finding("wrong_prompts", place, message, "write `api: generate`")
-    if workload.trace is None and workload.input_tokens is None and reading.is_sound((*path, "input_tokens")):
+    if workload.trace is None and requests.input_tokens is None and reading.is_sound((*path, "input_tokens")):
         message = "`prompts: random` needs `input_tokens`: how long each prompt is"
         yield reading.finding("missing_key", (*path, "input_tokens"), message, "write `input_tokens: 1000`")
-    if not workload.force_random and reading.is_sound((*path, "force_random")):
+    if not workload.force_random and reading.is_sound((*path[:2], "force_random")):
         if _speculates(reading):
             yield reading.finding("random_prompts", place, f"the server speculates, and {_LOOPS}", _FORCE)
         elif reading.job.engine.kind == "external":

@@ -8,7 +8,8 @@ from typing import Final
 from fleet_controller.spec import checks_prompts
 from fleet_controller.spec.document import Path, dotted
 from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.models import Lengths, Workload
+from fleet_controller.spec.models import Lengths, Requests, Workload
+from fleet_controller.spec.named_files import kinds
 from fleet_controller.spec.reading import Reading
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
@@ -20,6 +21,8 @@ _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
     "burstiness": ("rate", "ramp"),
     "duration": ("rate", "trace"),
     "speed": ("trace",),
+    "shared_prefix": ("concurrency", "rate", "ramp"),
+    "mix": ("concurrency", "rate", "ramp"),
 }
 Rule = Callable[[Reading, Path, Workload], Iterator[Finding]]
 
@@ -28,7 +31,8 @@ def check(reading: Reading) -> Iterator[Finding]:
     """What is wrong with each workload whose shape is sound."""
     for name, workload in reading.job.workloads.items():
         path: Path = ("workloads", name)
-        yield from checks_prompts.check(reading, path, workload)
+        for place, requests in kinds(path, workload):
+            yield from checks_prompts.check(reading, place, requests, workload)
         if reading.is_sound(path):
             for rule in _RULES:
                 yield from rule(reading, path, workload)
@@ -45,7 +49,7 @@ def _loop(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]
     if written == ["rate"] and workload.duration is None:
         message = "`rate` needs `duration`: how long requests arrive"
         yield reading.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
-    if written and "trace" not in written and workload.output_tokens is None:
+    if written and "trace" not in written and workload.output_tokens is None and workload.mix is None:
         message = f"`output_tokens` is missing from `{dotted(path)}`"
         hint = "write how many tokens each answer has, such as `output_tokens: 500`"
         yield reading.finding("missing_key", (*path, "output_tokens"), message, hint, at_key=True)
@@ -89,10 +93,18 @@ def _too_many(reading: Reading, path: Path, workload: Workload) -> Iterator[Find
 
 
 def _lengths(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
-    for key in ("output_tokens", "input_tokens"):
-        lengths = getattr(workload, key)
-        if isinstance(lengths, Lengths):
-            yield from _drawn(reading, (*path, key), lengths)
+    for place, requests in kinds(path, workload):
+        for key in ("output_tokens", "input_tokens"):
+            lengths = getattr(requests, key)
+            if isinstance(lengths, Lengths):
+                yield from _drawn(reading, (*place, key), lengths)
+
+
+def _mix(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    for key in Requests.model_fields if workload.mix else ():
+        if getattr(workload, key) is not None:
+            message = f"beside `mix`, `{key}` is of no request: each part has its own"
+            yield reading.finding("wrong_mix", (*path, key), message, "write it in the parts that it is for", at_key=True)
 
 
 def _drawn(reading: Reading, path: Path, lengths: Lengths) -> Iterator[Finding]:
@@ -118,4 +130,4 @@ def _and(keys: list[str]) -> str:
     return " and ".join(f"`{key}`" for key in keys)
 
 
-_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths)
+_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths, _mix)

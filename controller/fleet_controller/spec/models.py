@@ -242,10 +242,38 @@ _LOADS: list[JsonValue] = [
     {"required": ["rate", "duration", "output_tokens"]},
     {"required": ["ramp", "output_tokens"]},
     {"required": ["trace"]},
+    {"required": ["concurrency", "mix"]},
+    {"required": ["rate", "duration", "mix"]},
+    {"required": ["ramp", "mix"]},
 ]
 
 
-class Workload(Section):
+class SharedPrefix(Section):
+    """Requests that begin alike, as those of one application do."""
+
+    groups: Count = Field(description="How many beginnings there are; request n has number n modulo groups.")
+    tokens: Tokens = Field(description="About how many tokens each beginning has.")
+
+
+class Requests(Section):
+    """What one kind of requests asks."""
+
+    prompts: Text | None = Field(default=None, description="builtin:NAME, file:PATH, or random; default builtin:chat.")
+    input_tokens: TokenCounts | None = Field(default=None, description="Of random prompts: their length.")
+    output_tokens: TokenCounts | None = Field(
+        default=None, description="Exact length of each answer: a number, or a distribution; default of a trace: as it says."
+    )
+    shared_prefix: SharedPrefix | None = Field(default=None, description="Requests that begin alike: {groups, tokens}.")
+
+
+class Part(Requests):
+    """A kind of requests in a mixture."""
+
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = Field(default=1.0, description="Its share is this by the sum of all weights.")
+    output_tokens: TokenCounts = Field(description="Exact length of each answer: a number, or a distribution.")
+
+
+class Workload(Requests):
     """A load pattern: a closed loop by `concurrency`, or an open one by `rate`, `ramp` or `trace`."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
@@ -265,13 +293,14 @@ class Workload(Section):
     requests: Count | None = Field(
         default=None, description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a trace: the first; all."
     )
-    prompts: Text | None = Field(default=None, description="builtin:NAME, file:PATH, or random; default builtin:chat.")
-    input_tokens: TokenCounts | None = Field(default=None, description="Of random prompts: their length.")
-    force_random: bool = Field(default=False, description="Random prompts though a variant speculates.")
-    output_tokens: TokenCounts | None = Field(
-        default=None, description="Exact length of each answer: a number, or a distribution; default of a trace: as it says."
+    mix: Annotated[tuple[Part, ...], Field(min_length=1, max_length=100)] | None = Field(
+        default=None, description="Several kinds of requests, in place of prompts, input_tokens, output_tokens and shared_prefix."
     )
+    force_random: bool = Field(default=False, description="Random prompts though a variant speculates.")
     api: Literal["chat", "completions", "generate"] = Field(default="chat", description="Endpoint that is measured.")
+    cache: Literal["salt", "flush", "shared"] | None = Field(
+        default=None, description="What the prefix cache may find: nothing; what this run sent; what was ever sent. Default salt or flush."
+    )
     slo: Slo | None = Field(default=None, description="Limits for goodput.")
     request_timeout: Deadline = Field(default=600.0, description="A request that takes longer has failed.")
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.models import Workload
+from fleet_controller.spec.models import Requests, Workload
 from fleet_controller.spec.prompts import FILE
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.sources import BadSource, read_prompts, read_trace
@@ -92,10 +92,17 @@ def name_of(kind: str, written: str) -> Name:
 def _all_wanted(reading: Reading) -> Iterator[_Wanted]:
     for name, workload in reading.job.workloads.items():
         path: Path = ("workloads", name)
-        if workload.prompts is not None and workload.prompts.startswith(FILE) and reading.is_sound((*path, "prompts")):
-            yield _Wanted(name_of(PROMPTS, workload.prompts.removeprefix(FILE)), (*path, "prompts"))
+        for place, requests in kinds(path, workload):
+            if requests.prompts is not None and requests.prompts.startswith(FILE) and reading.is_sound((*place, "prompts")):
+                yield _Wanted(name_of(PROMPTS, requests.prompts.removeprefix(FILE)), (*place, "prompts"))
         if workload.trace is not None and reading.is_sound((*path, "trace"), (*path, "requests"), (*path, "duration"), (*path, "speed")):
             yield _Wanted(name_of(TRACE, workload.trace), (*path, "trace"), *taken(workload))
+
+
+def kinds(path: Path, workload: Workload) -> Iterator[tuple[Path, Requests]]:
+    """The kinds of requests of the workload at `path`, each with its place: the parts of its mixture, else itself."""
+    parts = workload.mix or ()
+    yield from (((*path, "mix", index), part) for index, part in enumerate(parts)) if parts else ((path, workload),)
 
 
 def taken(workload: Workload) -> tuple[int, float]:

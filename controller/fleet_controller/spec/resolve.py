@@ -13,7 +13,20 @@ from fleet_controller.spec.document import Document, Path, dotted
 from fleet_controller.spec.named_files import PROMPTS, TRACE, NamedFiles, name_of, taken
 from fleet_controller.spec.prompts import DEFAULT, FILE, RANDOM, RANDOM_ON_WIRE
 from fleet_protos.attachment import Trace
-from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, Lengths, Measure, Simulation, Slo, Stage, Workload
+from fleet_protos.trial import (
+    Container,
+    EngineKind,
+    EngineSpec,
+    Gang,
+    Lengths,
+    Measure,
+    Part,
+    SharedPrefix,
+    Simulation,
+    Slo,
+    Stage,
+    Workload,
+)
 
 _KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
 _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}
@@ -136,6 +149,7 @@ def _replayed(name: str, workload: models.Workload, named: NamedFiles) -> Iterat
         ref = named.files[file].ref
         prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM else ""
         cell = _cell(name, workload, named)
+        cell = replace(cell, cache=workload.cache or ("flush" if part.blocks else ""))
         yield replace(cell, trace=ref, speed=speed, requests=len(part.at_ms), duration_s=duration_s, prompts=prompts)
 
 
@@ -149,18 +163,29 @@ def default_requests(concurrency: int) -> int:
 
 
 def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
-    slo = workload.slo or models.Slo()
+    slo, parts = workload.slo or models.Slo(), workload.mix or ()
     return Workload(
         name=name,
-        prompts=_prompts(workload.prompts or DEFAULT, named),
-        input_tokens=workload.input_tokens if isinstance(workload.input_tokens, int) else 0,
-        input=_lengths(workload.input_tokens),
-        output_tokens=workload.output_tokens if isinstance(workload.output_tokens, int) else 0,
-        output=_lengths(workload.output_tokens),
+        cache=workload.cache or ("flush" if any(part.shared_prefix for part in (workload, *parts)) else ""),
+        mix=tuple(Part(weight=part.weight, **_asked(part, named)) for part in parts),
+        **({} if parts else _asked(workload, named)),
         api=workload.api,
         slo=Slo(ttft_p99_s=slo.ttft_p99 or 0.0, tpot_p99_s=slo.tpot_p99 or 0.0),
         request_timeout_s=workload.request_timeout,
     )
+
+
+def _asked(requests: models.Requests, named: NamedFiles) -> dict[str, Any]:
+    """What a workload and a part of a mixture have in common."""
+    shared = requests.shared_prefix
+    return {
+        "prompts": _prompts(requests.prompts or DEFAULT, named),
+        "input_tokens": requests.input_tokens if isinstance(requests.input_tokens, int) else 0,
+        "input": _lengths(requests.input_tokens),
+        "output_tokens": requests.output_tokens if isinstance(requests.output_tokens, int) else 0,
+        "output": _lengths(requests.output_tokens),
+        "prefix": SharedPrefix(shared.groups, shared.tokens) if shared else SharedPrefix(),
+    }
 
 
 def _prompts(written: str, named: NamedFiles) -> str:

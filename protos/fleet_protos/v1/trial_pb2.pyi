@@ -511,6 +511,74 @@ class Lengths(_message.Message):
 Global___Lengths: _TypeAlias = Lengths  # noqa: Y015
 
 @_typing.final
+class SharedPrefix(_message.Message):
+    """Requests of one group begin with the same text; request n is in group n modulo their number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    groups: _builtins.int
+    tokens: _builtins.int
+    """about so many"""
+    def __init__(
+        self,
+        *,
+        groups: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedPrefix: _TypeAlias = SharedPrefix  # noqa: Y015
+
+@_typing.final
+class Part(_message.Message):
+    """A kind of requests in a mixture; its fields are those of a workload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    weight: _builtins.float
+    """its share of all requests is its weight by the sum of all weights"""
+    prompts: _builtins.str
+    output_tokens: _builtins.int
+    input_tokens: _builtins.int
+    @_builtins.property
+    def output(self) -> Global___Lengths: ...
+    @_builtins.property
+    def input(self) -> Global___Lengths: ...
+    @_builtins.property
+    def prefix(self) -> Global___SharedPrefix: ...
+    def __init__(
+        self,
+        *,
+        weight: _builtins.float = ...,
+        prompts: _builtins.str = ...,
+        output_tokens: _builtins.int = ...,
+        output: Global___Lengths | None = ...,
+        input_tokens: _builtins.int = ...,
+        input: Global___Lengths | None = ...,
+        prefix: Global___SharedPrefix | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "prefix", b"prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "input_tokens", b"input_tokens", "output", b"output", "output_tokens", b"output_tokens", "prefix", b"prefix", "prompts", b"prompts", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
+
+@_typing.final
 class Workload(_message.Message):
     """One load pattern, after lists were expanded: closed loop when concurrency > 0, open loop when rate_per_s > 0 or there are stages."""
 
@@ -534,6 +602,9 @@ class Workload(_message.Message):
     SPEED_FIELD_NUMBER: _builtins.int
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    MIX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     concurrency: _builtins.int
     requests: _builtins.int
@@ -558,6 +629,8 @@ class Workload(_message.Message):
     """of a trace: seconds of it that pass in one; 0 = 1"""
     input_tokens: _builtins.int
     """random:ids without a trace: of every prompt; 0: `input` says"""
+    cache: _builtins.str
+    """salt | flush | shared: what the prefix cache may find; empty = salt"""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -570,6 +643,14 @@ class Workload(_message.Message):
 
     @_builtins.property
     def input(self) -> Global___Lengths: ...
+    @_builtins.property
+    def prefix(self) -> Global___SharedPrefix:
+        """groups 0: none"""
+
+    @_builtins.property
+    def mix(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """kinds of requests, in place of prompts, output_tokens, output, input_tokens, input and prefix"""
+
     def __init__(
         self,
         *,
@@ -591,10 +672,13 @@ class Workload(_message.Message):
         speed: _builtins.float = ...,
         input_tokens: _builtins.int = ...,
         input: Global___Lengths | None = ...,
+        cache: _builtins.str = ...,
+        prefix: Global___SharedPrefix | None = ...,
+        mix: _abc.Iterable[Global___Part] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "prefix", b"prefix", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "speed", b"speed", "stages", b"stages", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "cache", b"cache", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "mix", b"mix", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prefix", b"prefix", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "speed", b"speed", "stages", b"stages", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
