@@ -33,8 +33,8 @@ CACHED_TOKEN_RATIO = "cached_token_ratio"  # cached prompt tokens beyond the tem
 GOODPUT_RATIO = "goodput_ratio"  # share of requests that met the workload's SLO; absent without one
 CLIENT_CPU_US_PER_TOKEN = "client_cpu_us_per_token"  # microseconds of a core that the client used / completion tokens; wall time
 # What the client could drive, by its calibration against a null server; wall time, never model time; absent where it was not calibrated.
-CLIENT_CAPACITY = "client_capacity_tok_s"  # of all shards of the run, at a token an event
-CLIENT_USE = "client_use_ratio"  # share of it that the run's events and requests took
+CLIENT_CAPACITY = "client_capacity_tok_s"  # of all shards of the run, at a token a read
+CLIENT_USE = "client_use_ratio"  # share of it that the run took
 
 # True: a larger value is better. Rates are throughput, the rest are times.
 HIGHER_IS_BETTER = {

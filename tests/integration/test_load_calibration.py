@@ -16,9 +16,14 @@ from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
 from fleet_agent.load.body import Target, http_request
 from fleet_agent.load.calibration import Calibration, Capacity, Driven, calibrate, with_capacity
 from fleet_agent.load.client import Endpoint, Exchange
+from fleet_agent.load.columns import Columns
 from fleet_agent.load.decode import decode
 from fleet_agent.load.null_server import LONG_PATH, SHORT_PATH, NullServer
+from fleet_agent.load.prompts import Draw
+from fleet_agent.load.shard import ShardPlan, ShardResult, run_shard
 from fleet_agent.load.summary import Summary
+from tests.fakes import streams
+from tests.fakes.scripted_server import served
 
 
 async def answered(path: str, events: int) -> Exchange:
@@ -83,20 +88,39 @@ def test_an_answer_that_is_not_whole_gives_no_capacity() -> None:
     assert calibrate(limit_s=0.002) is None  # far less than a stream of 40 turns takes, each of which lets news gather
 
 
-def test_the_use_of_a_run_is_that_of_its_events_and_requests_over_its_shards() -> None:
+def test_the_use_of_a_run_is_that_of_its_reads_and_requests_over_its_shards() -> None:
     capacity = Capacity(tok_s=100_000.0, requests_s=10_000.0)
-    assert capacity.use(events=50_000, requests=2_000, wall_s=1.0, shards=1) == pytest.approx(0.7)
-    assert capacity.use(events=50_000, requests=2_000, wall_s=2.0, shards=2) == pytest.approx(0.175)
+    assert capacity.use(reads=50_000, requests=2_000, wall_s=1.0, shards=1) == pytest.approx(0.7)
+    assert capacity.use(reads=50_000, requests=2_000, wall_s=2.0, shards=2) == pytest.approx(0.175)
 
 
 SUMMARY = Summary({"output_tok_s": 400.0}, {"requests_ok": 90}, {}, 90, 10, 40_000, duration_s=100.0)
 
 
 def test_what_a_run_took_is_wall_time_whatever_the_model_of_the_server() -> None:
-    """100 s of model time in 1 s: 40,000 events and 100 requests, failed ones too, in a second on two shards."""
-    found = with_capacity(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(events=40_000, shards=2, time_scale=100.0))
+    """100 s of model time in 1 s: 40,000 reads and 100 requests, failed ones too, in a second on two shards."""
+    found = with_capacity(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(40_000, shards=2, cpu_s=0.5, time_scale=100.0))
     assert found.facts == {"requests_ok": 90, "client_capacity_tok_s": 100_000.0, "client_use": pytest.approx(0.45)}
     assert found.metrics == {"output_tok_s": 400.0, "client_capacity_tok_s": 100_000.0, "client_use_ratio": pytest.approx(0.45)}
+
+
+def test_cores_that_were_busier_than_the_rate_explains_count_as_they_were() -> None:
+    found = with_capacity(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(40_000, shards=2, cpu_s=1.5, time_scale=100.0))
+    assert found.facts["client_use"] == pytest.approx(0.75)
+
+
+def test_a_shard_tells_its_reads_and_many_events_in_one_are_one() -> None:
+    with served((streams.chat([" a"] * 50),)) as server:
+        plan = ShardPlan(Target(server.url, "m"), "chat", Draw("builtin:chat", 1, 0), output_tokens=50, requests=20, concurrency=2)
+        result = run_shard(plan)
+    assert result.columns.chunks == 1000
+    assert 20 <= result.reads < 100
+    assert Driven.by([result, result], is_open=False, time_scale=3.0) == Driven(2 * result.reads, 2, 2 * result.cpu_s, 3.0)
+
+
+def test_a_core_that_an_open_loop_uses_to_wait_for_the_next_moment_is_no_load() -> None:
+    result = ShardResult(Columns(), 0, (), False, cpu_s=0.9, reads=5)
+    assert Driven.by([result], is_open=True, time_scale=1.0) == Driven(5, 1, 0.0)
 
 
 def test_a_run_in_which_nothing_succeeded_gets_no_metric_and_one_without_a_time_says_nothing() -> None:

@@ -123,6 +123,10 @@ async def test_a_run_gives_metrics_facts_and_a_raw_file(load: LoadProcess, simul
     assert (await load.warm(asked(simulated, requests=2))).requests_ok == 2
     reply = await load.run(asked(simulated, parquet=str(path), metadata={"trial": "t-1"}))
     facts = RunFacts(**reply.facts)
+    assert facts.client_capacity_tok_s is not None
+    assert facts.client_use is not None
+    assert facts.client_capacity_tok_s > 1000
+    assert 0 < facts.client_use < 1
     assert (reply.requests_ok, reply.requests_failed, reply.output_tokens, reply.cache_flushed) == (4, 0, 240, True)
     assert (facts.completion_tokens_min, facts.completion_tokens_max, facts.finish_reasons) == (60, 60, {"length": 4})
     assert facts.cached_token_ratio in (0, None)

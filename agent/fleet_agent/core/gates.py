@@ -68,8 +68,8 @@ class RunFacts:
     answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
     planned_cached_ratio: float | None = None  # prompt tokens that begin as an earlier request's by plan / prompt tokens; None: no plan
     off_length: int = 0  # answers that succeeded and are not exactly as long as theirs was asked to be
-    client_capacity_tok_s: float | None = None  # what the shards of this run can drive at most, at a token an event; None: not calibrated
-    client_use: float | None = None  # share of it that this run's events and requests take
+    client_capacity_tok_s: float | None = None  # what the shards of this run can drive at most, at a token a read; None: not calibrated
+    client_use: float | None = None  # share of it that this run took
     start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
     client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
     client_decode_s: float = 0.0  # that they took afterwards to decode what was left

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ from fleet_agent.load.null_server import LONG_PATH, SHORT_PATH, NullServer
 from fleet_protos import metrics as names
 
 if TYPE_CHECKING:
+    from fleet_agent.load.shard import ShardResult
     from fleet_agent.load.summary import Summary
 
 STREAMS: Final = 64  # so many at a time, as under a load that comes near the limit
@@ -33,24 +34,34 @@ LIMIT_S: Final = 2.0  # for any one answer: far beyond what it takes, so that a 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The most that one shard can drive: of streams at a token an event, their requests included, and of answers of one token."""
+    """The most that one shard can drive: of streams at a token a read, their requests included, and of answers of one token."""
 
     tok_s: float
     requests_s: float
 
-    def use(self, events: int, requests: int, wall_s: float, shards: int) -> float:
-        """The share of it that a run took, spread over so many shards; above 1 for one that cannot have been."""
-        taken_s = events / self.tok_s + requests / self.requests_s
+    def use(self, reads: int, requests: int, wall_s: float, shards: int) -> float:
+        """The share of it that a run took, spread over so many shards."""
+        taken_s = reads / self.tok_s + requests / self.requests_s
         return taken_s / (wall_s * shards)
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What the shards of a run drove: events with output, by so many shards; its model time is `time_scale` times its wall time."""
+    """What the shards of a run did: how often they read, and seconds of a core that it took them (0: not known).
 
-    events: int
+    `time_scale`: model time by wall time.
+    """
+
+    reads: int
     shards: int
+    cpu_s: float = 0.0
     time_scale: float = 1.0
+
+    @staticmethod
+    def by(results: Sequence[ShardResult], *, is_open: bool, time_scale: float) -> Driven:
+        """That of these shards. Those of an open loop also use a core to wait for the moment to send, which is no load."""
+        cpu_s = 0.0 if is_open else sum(result.cpu_s for result in results)
+        return Driven(sum(result.reads for result in results), len(results), cpu_s, time_scale)
 
 
 def calibrate(limit_s: float = LIMIT_S) -> Capacity | None:
@@ -136,11 +147,15 @@ class Calibration:
 
 
 def with_capacity(summary: Summary, capacity: Capacity, load: Driven) -> Summary:
-    """The summary with what its run took of the capacity, as facts for the gates and as metrics. All of it is wall time."""
+    """The summary with what its run took of the capacity, as facts for the gates and as metrics. All of it is wall time.
+
+    Waking up for little news costs more than the calibration shows: the share of their cores that the shards used counts where it is more.
+    """
     wall_s = summary.duration_s / load.time_scale
     if not wall_s > 0:
         return summary
     most = capacity.tok_s * load.shards
-    use = capacity.use(load.events, summary.requests_ok + summary.requests_failed, wall_s, load.shards)
+    by_rate = capacity.use(load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards)
+    use = max(by_rate, load.cpu_s / (wall_s * load.shards))
     metrics = {**summary.metrics, names.CLIENT_CAPACITY: most, names.CLIENT_USE: use} if summary.metrics else {}
     return replace(summary, metrics=metrics, facts={**summary.facts, "client_capacity_tok_s": most, "client_use": use})

@@ -110,7 +110,8 @@ class Driver:
             shape = Shape(request.draft_steps or None, request.draft_tokens or None)
             summary = counters.with_speculation(summary, looks, shape, request.time_scale)
         if capacity is not None:
-            summary = with_capacity(summary, capacity, Driven(columns.chunks, len(plans), request.time_scale))
+            driven = Driven.by(done.results, is_open=request.workload.is_open, time_scale=request.time_scale)
+            summary = with_capacity(summary, capacity, driven)
         reply = _reply(summary, done)
         if warm or not request.parquet:
             return reply

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 
 SHORT_PATH: Final = "/short"  # a whole answer of one token, in one write
-LONG_PATH: Final = "/long"  # an answer that streams, an event of one token a turn
+LONG_PATH: Final = "/long"  # an answer that streams, an event of one token each turn
 _HEAD: Final = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _READ_BYTES: Final = 1 << 16
 

@@ -86,7 +86,7 @@ class ShardResult:
     """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's resolution; `start_ns` is perf_counter_ns.
 
     `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used from its start to its last answer;
-    `decode_s`: those that it took afterwards to decode what was left.
+    `decode_s`: those that it took afterwards to decode what was left. `reads`: how often it took something from a connection.
     """
 
     columns: Columns
@@ -97,6 +97,7 @@ class ShardResult:
     expired: bool = False
     cpu_s: float = 0.0
     decode_s: float = 0.0
+    reads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class _Shard:
     started_unix_ns: int = 0
     start_ns: int = 0  # 0: not yet
     cpu_s: float = 0.0
+    reads: int = 0
 
     async def send(self, number: int, intended_ns: int) -> Exchange:
         """One request from its sending to the end of its answer, recorded whatever came."""
@@ -170,6 +172,7 @@ class _Shard:
         send = self.sends.take(number)
         exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, took_off)
         self.flying.difference_update(mine)
+        self.reads += len(exchange.reads)
         raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
         size = sum(READ_BYTES + len(data) for _, data in exchange.reads)
         if self.raw_bytes + size > self.plan.room.raw_bytes:
@@ -199,7 +202,9 @@ class _Shard:
             self.done.add(_read(self.raw.popleft()))
         decode_s = time.perf_counter() - began
         columns, lags_ns = self.done.built(), tuple(self.lag.taken())
-        return ShardResult(columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s)
+        return ShardResult(
+            columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s, self.reads
+        )
 
 
 def _read(raw: _Raw) -> Request:
