@@ -210,6 +210,8 @@ class Workload:
     cache: str = ""
     prefix: SharedPrefix = field(default_factory=SharedPrefix)
     mix: tuple[Part, ...] = ()
+    turns: int = 0
+    think_s: float = 0.0
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -127,3 +127,32 @@ def test_each_kind_of_a_mixture_is_answered_at_its_own_length(simulated: Running
     assert lengths == [asks.length(number) for number in range(40)]
     assert 15 < sum(length == 4 for length in lengths) < 38
     assert summary.facts["off_length"] == 0
+
+
+CHATS = Workload("w", concurrency=2, requests=12, prompts="builtin:chat", output_tokens=20, api="chat", cache="flush", turns=3, think_s=4)
+
+
+def test_turns_of_a_session_follow_one_another_with_think_times_and_all_that_was_said(simulated: Running) -> None:
+    columns, summary, asks = measured(simulated, CHATS, run_index=5)
+    requests = columns.requests()
+    assert [request.number for request in requests] == list(range(12))
+    assert summary.requests_ok == 12
+    for number in (number for number in range(12) if number % 3):
+        thought_s = (requests[number].intended_ns - requests[number - 1].end_ns) / 1e9 * SCALE
+        assert thought_s == pytest.approx(asks.think_s(number, 4), abs=0.002 * SCALE)
+        grown = (requests[number].response.prompt_tokens or 0) - (requests[number - 1].response.prompt_tokens or 0)
+        assert grown > 20  # the answer, and what was asked next
+
+
+def test_a_turn_finds_its_session_in_the_cache_and_no_other(simulated: Running) -> None:
+    requests = measured(simulated, replace(CHATS, concurrency=1, think_s=0.0), run_index=6)[0].requests()
+    cached, prompts = ([getattr(request.response, name) or 0 for request in requests] for name in ("cached_tokens", "prompt_tokens"))
+    assert max(cached[::3]) <= 8  # the template, and words that any two prompts may begin with
+    assert all(cached[number] >= prompts[number - 1] - 4 for number in range(12) if number % 3)  # all that the turn before had sent
+
+
+def test_sessions_are_dealt_out_whole_and_each_once() -> None:
+    request = LoadRequest("http://h", CHATS)
+    plans = plan_shards(request, Target("http://h"), warm=False, shares=lambda users: 2)
+    assert [list(plan.numbers) for plan in plans] == [[0, 6], [3, 9]]
+    assert sum(plan.concurrency for plan in plans) == 2

@@ -239,3 +239,9 @@ def test_hits_that_were_asked_for_are_no_fault_and_their_want_is_told(cache: str
     assert gate.message.startswith("10.0 % of the prompt tokens came from the prefix cache, 75.0 % could have")
     (gate,) = gates(replace(CLOSED, cache="salt"), cached_token_ratio=0.1, planned_cached_ratio=0.75)
     assert gate.code == "prefix_cache_hit"
+
+
+def test_users_who_think_are_not_missed_in_flight() -> None:
+    chats = replace(CLOSED, turns=4, think_s=5.0)
+    assert gates(chats, achieved_concurrency=2.0) == ()
+    assert [gate.code for gate in gates(replace(chats, think_s=0.0), achieved_concurrency=2.0)] == ["client_limited"]

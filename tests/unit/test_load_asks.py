@@ -263,3 +263,43 @@ def test_each_kind_of_a_mixture_asks_its_own_prompts() -> None:
 def test_a_mixture_with_prompts_that_are_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="the prompts file:x did not come"):
         asks_of(replace(MIX, mix=(*MIX.mix, Part(0.001, "file:x", 5))), Draw("", 1, 0))
+
+
+CHATS = replace(FIXED, cache="flush", turns=3, requests=9)
+
+
+def test_a_turn_carries_what_was_said_before_it_behind_one_salt() -> None:
+    made = asks_of(CHATS, Draw("builtin:chat", 1, 0))
+    first = made.ask(3)
+    said = made.heard(3, (), "answer one")
+    second = made.ask(4, said)
+    third = made.ask(5, made.heard(4, said, "answer two"))
+    messages = body(Target("http://h"), "chat", third.prompt, 5)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert [messages[place]["content"] for place in (1, 3)] == ["answer one", "answer two"]
+    opening = body(Target("http://h"), "chat", first.prompt, 5)["messages"][0]
+    assert [body(Target("http://h"), "chat", ask.prompt, 5)["messages"][0] for ask in (second, third)] == [opening, opening]
+    assert opening["content"][:12] != as_text(made.ask(0).prompt)[:12]
+    assert made.planned_share(9) is None
+
+
+def test_with_salts_no_turn_begins_as_another() -> None:
+    made = asks_of(replace(CHATS, cache="salt"), Draw("builtin:chat", 1, 0))
+    second = made.ask(4, made.heard(3, (), "answer"))
+    assert common(as_text(made.ask(3).prompt), as_text(second.prompt)) < 6
+
+
+def test_think_times_are_exponential_bounded_and_alike_in_every_run() -> None:
+    made, again = (asks_of(CHATS, Draw("builtin:chat", 1, run)) for run in (0, 5))
+    times = [made.think_s(number, 2.0) for number in range(5000)]
+    assert statistics.mean(times) == pytest.approx(2, rel=0.05)
+    assert statistics.stdev(times) == pytest.approx(2, rel=0.1)
+    assert max(times) <= 20
+    assert times == [again.think_s(number, 2.0) for number in range(5000)]
+    assert made.think_s(1, 0.0) == 0
+
+
+def test_a_session_is_of_one_kind() -> None:
+    made = asks_of(replace(MIX, turns=4), Draw("", 1, 0))
+    assert all(len({made.length(number) for number in range(first, first + 4)}) == 1 for first in range(0, 400, 4))
+    assert len({made.length(number) for number in range(400)}) == 3

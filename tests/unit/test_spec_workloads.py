@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from fleet_controller.core.estimate import estimate
+from fleet_controller.core.estimate import estimate, trial_seconds
 from fleet_controller.core.job import Job
 from fleet_controller.core.plan import make_plan, trial_specs
 from fleet_controller.spec.findings import ERROR, JobRejected
@@ -329,3 +329,29 @@ def test_a_mixture_has_a_part_for_each_kind_of_requests(folder: Path) -> None:
     )
     assert (cell.prompts, cell.output_tokens, cell.cache, cell.mean_output_tokens) == ("", 0, "flush", 80)
     assert cell.refs == {job.files[0].ref}
+
+
+def test_sessions_are_whole_and_their_cache_is_their_own() -> None:
+    found = cells(
+        """\
+        one: {concurrency: 1, sessions: {turns: 4, think_time: 5s}, output_tokens: 5}
+        many: {concurrency: [2, 8], sessions: {turns: 3}, output_tokens: 5, cache: salt}
+        written: {concurrency: 2, requests: 9, sessions: {turns: 3}, output_tokens: 5}
+        """
+    )
+    assert {name: (cell.requests, cell.turns, cell.think_s, cell.cache) for name, cell in found.items()} == {
+        "one": (4, 4, 5.0, "flush"),
+        "many@2": (12, 3, 0.0, "salt"),
+        "many@8": (48, 3, 0.0, "salt"),
+        "written": (9, 3, 0.0, "flush"),
+    }
+
+
+def test_the_guess_of_the_time_knows_think_times() -> None:
+    thinking, quick = (
+        load(f"a: {{concurrency: 2, requests: 8, sessions: {{turns: 4, think_time: {think}}}, output_tokens: 100}}").job
+        for think in ("10s", "0s")
+    )
+    runs = 1 + (thinking.measure.runs_min + thinking.measure.runs_max) / 2
+    per_trial = trial_seconds(make_plan(thinking, ["h"]).trials[0], thinking) - trial_seconds(make_plan(quick, ["h"]).trials[0], quick)
+    assert per_trial == pytest.approx(runs * 4 * 10)

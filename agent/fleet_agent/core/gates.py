@@ -176,7 +176,7 @@ _Limit = tuple[str, GateEffect, str]  # reason, effect, what was seen
 def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[_Limit]:
     asked = min(workload.concurrency, workload.requests or workload.concurrency)
     tolerated = max(CONCURRENCY_SHORTFALL_MAX, measure.precision)
-    if asked and not facts.achieved_concurrency >= asked * (1 - tolerated):
+    if asked and not workload.think_s and not facts.achieved_concurrency >= asked * (1 - tolerated):
         yield CONCURRENCY, GateEffect.VOID_RUN, f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for"
 
 

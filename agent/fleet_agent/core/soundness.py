@@ -179,7 +179,7 @@ def _of_measure(spec: TrialSpec) -> Iterator[str]:
 
 def _of_load(load: Workload) -> Iterator[str]:
     """Each fault begins with what it is about inside the workload."""
-    for key, count, most in (("concurrency", load.concurrency, _MOST_AT_ONCE), ("requests", load.requests, _MOST_REQUESTS)):
+    for key, count, most in _counts(load):
         if count > most:
             yield f".{key}: {count}, more than {most}"
     if load.cache not in ("", "salt", "flush", "shared"):
@@ -187,9 +187,14 @@ def _of_load(load: Workload) -> Iterator[str]:
     for prompts in (part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)):
         yield f".prompts: {shown(prompts)} is neither builtin:NAME, file:REF nor random:ids"
     yield from (f": {fault}" for fault in _of_arrivals(load))
-    for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s)):
+    for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s), ("think_s", load.think_s)):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
             yield f".{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
+
+
+def _counts(load: Workload) -> tuple[tuple[str, int, int], ...]:
+    counts = (("concurrency", load.concurrency, _MOST_AT_ONCE), ("requests", load.requests, _MOST_REQUESTS))
+    return (*counts, ("turns", load.turns, _MOST_ENTRIES))
 
 
 def _of_arrivals(load: Workload) -> Iterator[str]:

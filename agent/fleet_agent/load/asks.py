@@ -6,9 +6,10 @@ from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import log
 from typing import Final, Protocol
 
-from fleet_agent.load.content import Content, begun_with, digest, preceded, random_ids, size
+from fleet_agent.load.content import Content, Messages, begun_with, digest, messages_of, preceded, random_ids, size
 from fleet_agent.load.lengths import length, share
 from fleet_agent.load.prompts import RANDOM, Draw, in_order, run_salt, salt
 from fleet_agent.load.traced import Traced
@@ -19,6 +20,7 @@ SALT: Final = "salt"
 FLUSH: Final = "flush"
 SHARED: Final = "shared"
 PLAN_SAMPLE: Final = 1000
+MOST_MEANS: Final = 10.0  # of the mean think time, that one may last
 _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 
@@ -83,21 +85,50 @@ class Asks:
     cache: str
     kinds: tuple[Kind, ...]
     ends: tuple[float, ...]  # of each kind's share of 0..1, ascending
+    turns: int = 1  # of a session: requests `n * turns` to `(n + 1) * turns - 1` follow one another
 
-    def ask(self, number: int) -> Ask:
-        """Request `number`. Takes some 5 µs for a prompt that lies ready, and some 0.1 µs a token for one that is made."""
-        kind = self.kind(number)
-        prompt = kind.source.prompt(number)
-        if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
-            group = f"group/{self.draw.seed}/{number % kind.prefix.groups}"
-            prompt = preceded(begun_with(prompt, salt(self.draw, number)), group, kind.prefix.tokens)
+    def ask(self, number: int, said: Messages = ()) -> Ask:
+        """Request `number`, after what was `said` in its session, the answers included.
+
+        Takes some 5 µs for a prompt that lies ready, and some 0.1 µs a token for one that is made.
+        """
+        prompt = self._unsalted(number, said)
         if self.cache != SHARED:
-            prompt = begun_with(prompt, run_salt(self.draw) if self.cache == FLUSH else salt(self.draw, number))
+            prompt = begun_with(prompt, self._salt(number))
         return Ask(prompt, digest(prompt), self.length(number))
 
+    def heard(self, number: int, said: Messages, answer: str) -> Messages:
+        """What was said in a session once request `number` has its answer."""
+        return (*messages_of(self._unsalted(number, said)), ("assistant", answer))
+
+    def think_s(self, number: int, mean_s: float) -> float:
+        """What passes before request `number` of a session: exponential, at most ten times the mean, the same in every run."""
+        return mean_s * min(MOST_MEANS, -log(1 - share(self.draw.seed, "think", number))) if mean_s else 0.0
+
     def kind(self, number: int) -> Kind:
-        """Which kind request `number` is: the same in every run, each kind as often as its weight says."""
-        return self.kinds[bisect(self.ends, share(self.draw.seed, "kind", number)) if len(self.kinds) > 1 else 0]
+        """Which kind request `number` is: the same in every run and all through a session, each kind as often as its weight says."""
+        drawn = share(self.draw.seed, "kind", self._first(number)) if len(self.kinds) > 1 else 0.0
+        return self.kinds[bisect(self.ends, drawn)]
+
+    def _first(self, number: int) -> int:
+        return number - number % self.turns
+
+    def _unsalted(self, number: int, said: Messages) -> Content:
+        kind = self.kind(number)
+        prompt = kind.source.prompt(number)
+        if said:
+            return (*said, messages_of(prompt)[-1])
+        if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
+            group = f"group/{self.draw.seed}/{self._first(number) // self.turns % kind.prefix.groups}"
+            return preceded(begun_with(prompt, salt(self.draw, number)), group, kind.prefix.tokens)
+        return prompt
+
+    def _salt(self, number: int) -> str:
+        """Of the run where requests share beginnings, of the session where only its own turns do, else of the request."""
+        if self.cache == SALT:
+            return salt(self.draw, number)
+        apart = self.turns > 1 and not self.kind(number).prefix.groups
+        return salt(self.draw, self._first(number)) if apart else run_salt(self.draw)
 
     def length(self, number: int) -> int:
         """Output tokens that request `number` asks for: the same in each run."""
@@ -112,7 +143,7 @@ class Asks:
         By the sizes of texts, since nobody here knows the server's tokens; over the first PLAN_SAMPLE requests.
         """
         sample = min(requests, PLAN_SAMPLE)
-        if self.cache not in (FLUSH, SHARED) or not sample:
+        if self.cache not in (FLUSH, SHARED) or not sample or self.turns > 1:
             return None
         if isinstance(self.kinds[0].source, Traced):
             return self.kinds[0].source.shared(sample)
@@ -137,7 +168,7 @@ def asks_of(workload: Workload, draw: Draw, files: Mapping[str, Trace | Prompts]
     kinds = (_replayed(workload, files),) if workload.trace else tuple(_kind(part, draw, files) for part in parts)
     whole = sum(part.weight for part in parts)
     ends = tuple(accumulate(part.weight / whole for part in parts))
-    asks = Asks(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0))
+    asks = Asks(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), max(1, workload.turns))
     for kind in kinds:  # the first request of each may show that it cannot be asked
         replace(asks, kinds=(kind,)).ask(0)
     return asks

@@ -26,14 +26,17 @@ def is_ids(content: Content) -> TypeGuard[Ids]:
 
 def as_messages(content: Content) -> list[dict[str, str]]:
     """As a chat endpoint takes it; a text is the user's. Raises ValueError for token ids."""
-    if isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    return [{"role": role, "content": text} for role, text in _messages(content)]
+    return [{"role": role, "content": text} for role, text in messages_of(content)]
 
 
 def as_text(content: Content) -> str:
     """As an endpoint without roles takes it: the messages one after the other. Raises ValueError for token ids."""
     return content if isinstance(content, str) else "\n\n".join(text for _, text in _messages(content))
+
+
+def messages_of(content: Content) -> Messages:
+    """The same as messages; a text is the user's. Raises ValueError for token ids."""
+    return (("user", content),) if isinstance(content, str) else _messages(content)
 
 
 def begun_with(content: Content, text: str) -> Content:

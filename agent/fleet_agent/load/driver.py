@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleet_agent.load import counters, messages, shard
 from fleet_agent.load.arrivals import replayed_s, send_offsets_s
-from fleet_agent.load.asks import Asks, asks_of
+from fleet_agent.load.asks import MOST_MEANS, Asks, asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
 from fleet_agent.load.calibration import Calibration, Driven, with_capacity
@@ -137,14 +137,15 @@ def plan_shards(request: LoadRequest, target: Target, *, warm: bool, shares: Cal
     whole = shard.ShardPlan(
         target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
         asks=asks_of(workload, draw, files), timeout_s=workload.request_timeout_s,
+        turns=max(1, workload.turns), think_s=workload.think_s / request.time_scale,
     )  # fmt: skip
     if warm:
         users = workload.concurrency or WARM_MOST_USERS
         whole = replace(whole, requests=request.requests or max(WARM_LEAST, users))
-        return _split(whole, min(users, whole.requests), shares)
+        return _split(whole, min(users, _sessions(whole)), shares)
     if workload.concurrency > 0:
         whole = replace(whole, requests=workload.requests or max(WARM_LEAST, 2 * workload.concurrency))
-        return _split(whole, min(workload.concurrency, whole.requests), shares)
+        return _split(whole, min(workload.concurrency, _sessions(whole)), shares)
     trace = files.get(workload.trace)
     offsets = replayed_s(trace, workload) if isinstance(trace, Trace) else send_offsets_s(workload, request.seed, request.run_index)
     whole = replace(whole, requests=len(offsets), offsets_s=tuple(offset / request.time_scale for offset in offsets))
@@ -154,9 +155,16 @@ def plan_shards(request: LoadRequest, target: Target, *, warm: bool, shares: Cal
 def _split(whole: shard.ShardPlan, users: int, shares: Callable[[int], int]) -> list[shard.ShardPlan]:
     """Shares of equal size: request n goes to share n modulo their number, each user to one share."""
     step = shares(users)
-    limit_s = (whole.offsets_s[-1] if whole.offsets_s else 0.0) + _waves(whole.requests, users) * whole.timeout_s + LIMIT_GRACE_S
+    waves = whole.turns * _waves(_sessions(whole), users)
+    longest_s = whole.timeout_s + MOST_MEANS * whole.think_s
+    limit_s = (whole.offsets_s[-1] if whole.offsets_s else 0.0) + waves * longest_s + LIMIT_GRACE_S
     whole = replace(whole, limit_s=limit_s)
     return [replace(whole, first=index, step=step, concurrency=(users + step - 1 - index) // step, users=users) for index in range(step)]
+
+
+def _sessions(whole: shard.ShardPlan) -> int:
+    """How many sessions there are; requests that belong to none are one each."""
+    return -(-whole.requests // whole.turns)
 
 
 def _waves(requests: int, users: int) -> int:

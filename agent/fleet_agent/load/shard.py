@@ -22,6 +22,7 @@ from fleet_agent.load.asks import Asks, asks_of
 from fleet_agent.load.body import PATHS, Target, body, http_request
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.columns import Builder, Columns
+from fleet_agent.load.content import Messages
 from fleet_agent.load.decode import decode
 from fleet_agent.load.lag import Lag
 from fleet_agent.load.pieces import HELD_CHUNKS
@@ -63,6 +64,8 @@ class ShardPlan:
     step: int = 1
     concurrency: int = 0  # slots of this shard (closed loop)
     users: int = 0  # slots of all shards; 0: there is no other shard
+    turns: int = 1  # requests of a session, which one slot sends one after the other (closed loop)
+    think_s: float = 0.0  # mean of what passes between them
     offsets_s: tuple[float, ...] = ()  # of all requests of the run (open loop)
     timeout_s: float = 600.0
     cancel_path: str = ""  # a file that appears here ends the shard
@@ -72,8 +75,8 @@ class ShardPlan:
 
     @property
     def numbers(self) -> range:
-        """The requests of this shard."""
-        return range(self.first, self.requests, self.step)
+        """The requests of this shard; of sessions the first request of each."""
+        return range(self.first * self.turns, self.requests, self.step * self.turns)
 
     @property
     def spill_path(self) -> str:
@@ -124,7 +127,7 @@ class _Sends:
     def __init__(self, plan: ShardPlan) -> None:
         """Raises ValueError for a plan that cannot be sent."""
         self._plan = plan
-        self._asks = plan.asks or asks_of(Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw)
+        self.asks = plan.asks or asks_of(Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw)
         self._ahead: dict[int, _Send] = {}
         left = plan.room.prepared_bytes
         for number in plan.numbers[: plan.room.prepared]:
@@ -132,11 +135,11 @@ class _Sends:
             if (left := left - len(send.content)) < 0:
                 break
 
-    def take(self, number: int) -> _Send:
-        return self._ahead.pop(number, None) or self._prepare(number)
+    def take(self, number: int, said: Messages = ()) -> _Send:
+        return self._ahead.pop(number, None) or self._prepare(number, said)
 
-    def _prepare(self, number: int) -> _Send:
-        ask = self._asks.ask(number)
+    def _prepare(self, number: int, said: Messages = ()) -> _Send:
+        ask = self.asks.ask(number, said)
         content = body(self._plan.target, self._plan.api, ask.prompt, ask.output_tokens)
         return _Send(http_request(self._plan.target, PATHS[self._plan.api], content), ask.digest, ask.output_tokens)
 
@@ -161,15 +164,15 @@ class _Shard:
     cpu_s: float = 0.0
     reads: int = 0
 
-    async def send(self, number: int, intended_ns: int) -> Exchange:
-        """One request from its sending to the end of its answer, recorded whatever came."""
+    async def send(self, number: int, intended_ns: int, said: Messages = ()) -> Exchange:
+        """One request from its sending to the end of its answer, recorded whatever came. `said`: in its session before."""
         mine: list[Connection] = []
 
         def took_off(connection: Connection) -> None:
             mine.append(connection)
             self.flying.add(connection)
 
-        send = self.sends.take(number)
+        send = self.sends.take(number, said)
         exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, took_off)
         self.flying.difference_update(mine)
         self.reads += len(exchange.reads)
@@ -277,14 +280,41 @@ async def _closed_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None:
-    """One user: the next request is due the moment the last byte of the one before has come."""
+    """One user: the next request or session is due the moment the last byte of the one before has come."""
     failures = 0
+    one: Callable[[_Shard, int, int], Awaitable[Exchange]] = _session if shard.plan.turns > 1 else _Shard.send
     for number in numbers:
-        exchange = await shard.send(number, intended_ns)
-        intended_ns = exchange.reads[-1][0] if exchange.reads else perf_counter_ns()
+        exchange = await one(shard, number, intended_ns)
+        intended_ns = _ended_ns(exchange)
         failures = failures + 1 if exchange.failure else 0
         if shard.cancelled or failures >= GIVE_UP_AFTER:
             return
+
+
+async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
+    """The requests of one session, each with all that was said before it; the last exchange. One that fails ends it."""
+    plan, asks = shard.plan, shard.sends.asks
+    said: Messages = ()
+    exchange = await shard.send(first, intended_ns)
+    for number in range(first + 1, min(first + plan.turns, plan.requests)):
+        answer = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure)
+        if answer.error_kind or shard.cancelled:
+            break
+        said = asks.heard(number - 1, said, answer.text)
+        due_ns = _ended_ns(exchange) + round(asks.think_s(number, plan.think_s) * 1e9)
+        await _think_until(due_ns, shard)
+        exchange = await shard.send(number, due_ns, said)
+    return exchange
+
+
+def _ended_ns(exchange: Exchange) -> int:
+    return exchange.reads[-1][0] if exchange.reads else perf_counter_ns()
+
+
+async def _think_until(due_ns: int, shard: _Shard) -> None:
+    """As `_sleep_until`, without naps and beside others who think: the last millisecond is spent in turns of the loop."""
+    while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:  # noqa: ASYNC110 - no event says that time has passed
+        await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1) if left_ns > 1_500_000 else 0)
 
 
 async def _open_loop(shard: _Shard, start_ns: int) -> None:

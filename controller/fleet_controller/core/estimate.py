@@ -62,4 +62,4 @@ def _run_seconds(workload: Workload) -> float:
     if workload.is_open:
         return workload.duration_s + answer_s
     waves = -(-workload.requests // workload.concurrency)
-    return waves * answer_s * (1 + _CROWDING * (workload.concurrency - 1))
+    return waves * workload.think_s + waves * answer_s * (1 + _CROWDING * (workload.concurrency - 1))

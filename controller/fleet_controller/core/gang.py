@@ -62,7 +62,7 @@ def hold_limit_s(spec: TrialSpec) -> float:
 
 def _longest_run_s(workload: Workload) -> float:
     waves = -(-workload.requests // workload.concurrency) if workload.concurrency else 1
-    return workload.duration_s + max(waves, 1) * workload.request_timeout_s
+    return workload.duration_s + max(waves, 1) * (workload.request_timeout_s + 10 * workload.think_s)
 
 
 def meeting_host(address: str, label: str = "") -> str:

@@ -23,6 +23,7 @@ _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
     "speed": ("trace",),
     "shared_prefix": ("concurrency", "rate", "ramp"),
     "mix": ("concurrency", "rate", "ramp"),
+    "sessions": ("concurrency",),
 }
 Rule = Callable[[Reading, Path, Workload], Iterator[Finding]]
 
@@ -100,6 +101,18 @@ def _lengths(reading: Reading, path: Path, workload: Workload) -> Iterator[Findi
                 yield from _drawn(reading, (*place, key), lengths)
 
 
+def _sessions(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
+    if workload.sessions is None:
+        return
+    if workload.api != "chat":
+        message = f"a session carries messages, which `api: {workload.api}` does not take"
+        yield reading.finding("bad_sessions", (*path, "sessions"), message, "write `api: chat`", at_key=True)
+    if workload.requests and workload.requests % workload.sessions.turns:
+        message = f"{workload.requests} requests are no whole sessions of {workload.sessions.turns} turns"
+        whole = -(-workload.requests // workload.sessions.turns) * workload.sessions.turns
+        yield reading.finding("bad_sessions", (*path, "requests"), message, f"write `requests: {whole}`")
+
+
 def _mix(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
     for key in Requests.model_fields if workload.mix else ():
         if getattr(workload, key) is not None:
@@ -130,4 +143,4 @@ def _and(keys: list[str]) -> str:
     return " and ".join(f"`{key}`" for key in keys)
 
 
-_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths, _mix)
+_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths, _sessions, _mix)

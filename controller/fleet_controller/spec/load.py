@@ -33,6 +33,7 @@ _STAND_INS: tuple[tuple[Path, Any], ...] = (
     (("engine", "kind"), "sglang"),
     (("engine", "container", "image"), "x"),
     (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
+    (("workloads", "*", "sessions", "turns"), 2),
     *((("workloads", "*", "shared_prefix", key), 1) for key in ("groups", "tokens")),
     *((("workloads", "*", "input_tokens", "uniform", key), 1) for key in ("min", "max")),
     *((("workloads", "*", "input_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),

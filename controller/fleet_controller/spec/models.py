@@ -255,6 +255,13 @@ class SharedPrefix(Section):
     tokens: Tokens = Field(description="About how many tokens each beginning has.")
 
 
+class Sessions(Section):
+    """Requests that follow one another in a conversation, each with all that was said before."""
+
+    turns: Annotated[int, Field(ge=2, le=1000)] = Field(description="Requests of a session.")
+    think_time: Duration = Field(default=0.0, description="Mean of what passes between an answer and the next request; exponential.")
+
+
 class Requests(Section):
     """What one kind of requests asks."""
 
@@ -298,6 +305,7 @@ class Workload(Requests):
     )
     force_random: bool = Field(default=False, description="Random prompts though a variant speculates.")
     api: Literal["chat", "completions", "generate"] = Field(default="chat", description="Endpoint that is measured.")
+    sessions: Sessions | None = Field(default=None, description="Conversations of several turns: {turns, think_time}; closed loop.")
     cache: Literal["salt", "flush", "shared"] | None = Field(
         default=None, description="What the prefix cache may find: nothing; what this run sent; what was ever sent. Default salt or flush."
     )

@@ -137,7 +137,9 @@ def _cells(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[
     counts = workload.concurrency if isinstance(workload.concurrency, tuple) else (workload.concurrency or 1,)
     for count in counts:
         cell = f"{name}@{count}" if isinstance(workload.concurrency, tuple) else name
-        yield replace(_cell(cell, workload, named), concurrency=count, requests=workload.requests or default_requests(count))
+        turns = workload.sessions.turns if workload.sessions else 1
+        requests = workload.requests or (turns * count * (1 if count == 1 else 2) if workload.sessions else default_requests(count))
+        yield replace(_cell(cell, workload, named), concurrency=count, requests=requests)
 
 
 def _replayed(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[Workload]:
@@ -166,7 +168,9 @@ def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
     slo, parts = workload.slo or models.Slo(), workload.mix or ()
     return Workload(
         name=name,
-        cache=workload.cache or ("flush" if any(part.shared_prefix for part in (workload, *parts)) else ""),
+        turns=workload.sessions.turns if workload.sessions else 0,
+        think_s=workload.sessions.think_time if workload.sessions else 0.0,
+        cache=workload.cache or ("flush" if workload.sessions or any(part.shared_prefix for part in (workload, *parts)) else ""),
         mix=tuple(Part(weight=part.weight, **_asked(part, named)) for part in parts),
         **({} if parts else _asked(workload, named)),
         api=workload.api,
