@@ -12,7 +12,8 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 LARGEST_PACKED: Final = 384 << 10  # characters of all files of a job together: they are part of each of its trials
-LARGEST_UNPACKED: Final = 64 << 20  # bytes of one, unpacked
+LARGEST_UNPACKED: Final = 16 << 20  # bytes of one, unpacked
+MOST_FILES: Final = 16  # of a job
 
 Message = tuple[str, str]  # role, content
 
@@ -43,9 +44,11 @@ class Prompts:
 
 
 def pack(content: Trace | Prompts) -> str:
-    """The content as one word of ASCII."""
+    """The content as one word of ASCII. Raises ValueError for more than can be unpacked again."""
     plain = _trace_json(content) if isinstance(content, Trace) else {"prompts": content.conversations}
     data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(data) > LARGEST_UNPACKED:
+        raise ValueError(f"it holds {len(data) >> 20} MiB, more than {LARGEST_UNPACKED >> 20} MiB")
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
 

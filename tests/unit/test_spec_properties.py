@@ -19,9 +19,11 @@ MARKS = st.sampled_from(
 )  # fmt: skip
 KEYS = st.sampled_from(
     ["name", "model", "path", "engine", "kind", "url", "args", "env", "gpus", "simulation", "factors", "baseline", "exclude", "workloads",
-     "concurrency", "rate", "duration", "output_tokens", "measure", "runs", "min", "max", "launches", "hosts", "labels", "x-a", "<<", "a"]
+     "concurrency", "rate", "duration", "output_tokens", "measure", "runs", "min", "max", "launches", "hosts", "labels", "x-a", "<<", "a",
+     "ramp", "start", "end", "arrivals", "burstiness", "trace", "speed", "prompts", "input_tokens", "uniform", "lognormal", "median",
+     "sigma", "mix", "weight", "shared_prefix", "groups", "tokens", "cache", "sessions", "turns", "think_time"]
 )  # fmt: skip
-WORDS = st.sampled_from(["Job", "sglang", "external", "2%", "30m"])
+WORDS = st.sampled_from(["Job", "sglang", "external", "2%", "30m", "random", "gamma", "file:a.txt", "flush"])
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS)
 TREES = st.recursive(SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=6)), max_leaves=25)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import random
 import re
 import textwrap
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -14,6 +17,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from fleet_controller.core.estimate import estimate, trial_seconds
@@ -22,7 +27,8 @@ from fleet_controller.core.plan import make_plan, trial_specs
 from fleet_controller.spec.findings import ERROR, JobRejected
 from fleet_controller.spec.load import LoadedJob, load_job
 from fleet_controller.spec.schema import job_schema
-from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, unpack
+from fleet_controller.spec.sources import BadSource, read_prompts, read_trace
+from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, pack, unpack
 from fleet_protos.trial import Lengths, Part, SharedPrefix, Stage, Workload
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
@@ -216,6 +222,47 @@ def test_files_that_are_too_large_to_travel_are_refused_with_their_size(tmp_path
     assert code == "files_too_large"
     assert "more than the 384 KiB that travel with it" in message
     assert load("a: {trace: a.csv, duration: 1h}", tmp_path).job.workloads[0].requests == 3600
+
+
+def test_a_job_names_no_more_files_than_are_kept_with_each_trial(tmp_path: Path) -> None:
+    for number in range(17):
+        (tmp_path / f"{number}.txt").write_text(f"question {number}\n")
+    found = refused("\n".join(f'a{n}: {{concurrency: 1, prompts: "file:{n}.txt", output_tokens: 5}}' for n in range(17)), tmp_path)
+    assert [(code, line) for code, line, _ in found] == [("files_too_large", 23)]
+
+
+def test_a_file_that_packs_well_is_no_larger_for_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(("the same again " * 1000 + "\n") * 1200)
+    [(code, _, message)] = refused('a: {concurrency: 1, prompts: "file:a.txt", output_tokens: 5}', tmp_path)
+    assert (code, message) == ("files_too_large", "`a.txt` is too large: it holds 17 MiB, more than 16 MiB")
+
+
+def test_what_was_packed_to_burst_is_refused() -> None:
+    bomb = base64.b64encode(zlib.compress(b'{"prompts":[[["user","' + b"x" * (17 << 20) + b'"]]]}', 9)).decode()
+    assert len(bomb) < 50_000
+    with pytest.raises(ValueError, match="cut off, or more than 16 MiB"):
+        unpack(bomb)
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: base64.b64encode(zlib.compress(data)).decode()))
+def test_any_word_is_unpacked_or_refused(word: str) -> None:
+    with contextlib.suppress(ValueError):
+        unpack(word)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=2))
+LINES = st.dictionaries(st.sampled_from(["timestamp", "input_length", "output_length", "hash_ids", "messages"]), VALUES).map(json.dumps)
+ROWS = st.text("0123456789.,-e\n", max_size=60).map(lambda rows: f"time_s,prompt_tokens,output_tokens\n{rows}")
+FILE_TEXTS = st.text(max_size=80) | LINES | ROWS
+
+
+@given(FILE_TEXTS, st.sampled_from([".csv", ".jsonl", ".json", ".txt"]))
+def test_any_file_is_read_or_refused_in_words(content: str, ending: str) -> None:
+    for read in (read_trace, read_prompts):
+        with contextlib.suppress(BadSource):
+            found = read(content.encode(), f"a{ending}")
+            assert unpack(pack(found)) == found
 
 
 def test_files_are_not_kept_with_more_trials_than_the_store_has_room_for(folder: Path) -> None:

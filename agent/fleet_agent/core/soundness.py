@@ -12,7 +12,7 @@ from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_protos.attachment import LARGEST_PACKED, unpack
+from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, unpack
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
@@ -127,6 +127,9 @@ def _of_trial(spec: TrialSpec) -> Iterator[str]:
 
 def _of_files(spec: TrialSpec) -> Iterator[str]:
     """Each file can be read, and each that a workload names is there."""
+    if len(spec.files) > MOST_FILES:
+        yield f"files: {len(spec.files)}, more than {MOST_FILES}"
+        return
     for index, file in enumerate(spec.files):
         try:
             unpack(file.content)

@@ -15,7 +15,7 @@ from fleet_controller.spec.models import Requests, Workload
 from fleet_controller.spec.prompts import FILE
 from fleet_controller.spec.reading import Reading
 from fleet_controller.spec.sources import BadSource, read_prompts, read_trace
-from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, pack, unpack
+from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, Prompts, Trace, pack, unpack
 from fleet_protos.trial import AttachedFile
 
 TRACE: Final = "trace"
@@ -69,8 +69,9 @@ def find_files(reading: Reading, places: Places) -> NamedFiles:
     files: dict[Name, AttachedFile] = {}
     contents: dict[Name, Trace | Prompts] = {}
     told: list[Finding] = []
-    for name, wants in by_name.items():
+    for count, (name, wants) in enumerate(by_name.items()):
         try:
+            _refuse_more(count)
             files[name], contents[name] = _found(name, places, wants)
         except _Missing as missing:
             code, message, hint = missing.args
@@ -82,6 +83,12 @@ def find_files(reading: Reading, places: Places) -> NamedFiles:
         hint = "take a shorter part of the largest: `duration` or `requests` of a trace, fewer prompts"
         told.append(reading.finding("files_too_large", by_name[first][0].path, message, hint))
     return NamedFiles(files, contents, tuple(told))
+
+
+def _refuse_more(count: int) -> None:
+    """Raises _Missing beyond as many files as a job may have."""
+    if count >= MOST_FILES:
+        raise _Missing("files_too_large", f"the job names more than {MOST_FILES} files", "split it into several jobs")
 
 
 def name_of(kind: str, written: str) -> Name:
@@ -128,7 +135,10 @@ def _found(name: Name, places: Places, wants: list[_Wanted]) -> tuple[AttachedFi
         raise _Missing("bad_file", f"`{written}`: {error}", "mend the file, or name another") from error
     if isinstance(read, Trace):
         read = read.until(max(len(read.until(wanted.requests, wanted.end_ms).at_ms) for wanted in wants), inf)
-    return AttachedFile(name, sha256(content).hexdigest(), pack(read)), read
+    try:
+        return AttachedFile(name, sha256(content).hexdigest(), pack(read)), read
+    except ValueError as error:
+        raise _Missing("files_too_large", f"`{written}` is too large: {error}", "take a part of it") from error
 
 
 def _read(folder: FilePath, written: str) -> bytes:
