@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,14 +48,14 @@ def test_rows_come_out_as_they_were_put_in(run: list[Request]) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(RUNS, st.integers(1, 4), st.integers(0, 6))
-def test_shards_that_are_joined_lose_nothing_whatever_was_on_disk(
-    tmp_path_factory: pytest.TempPathFactory, run: list[Request], shards: int, held: int
+@given(RUNS, st.integers(1, 4), st.integers(0, 6), st.booleans())
+def test_shards_that_are_joined_lose_nothing_whatever_was_on_disk_or_packed(
+    tmp_path_factory: pytest.TempPathFactory, run: list[Request], shards: int, held: int, on_disk: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     parts = []
     for first in range(shards):
-        builder = Builder(str(folder / "chunks" / f"{first}"), held, piece_chunks=3)
+        builder = Builder(str(folder / "chunks" / f"{first}") if on_disk else "", held, piece_chunks=3)
         for request in run[first::shards]:
             builder.add(request)
         parts.append(pickle.loads(pickle.dumps(builder.built())))  # as it goes from one process to another
@@ -101,6 +102,18 @@ def test_a_disk_that_takes_no_more_costs_memory_and_not_the_run(tmp_path: Path) 
     columns = builder.built()
     assert not columns.spilled
     assert columns.requests() == [answered(number, 3) for number in range(20)]
+
+
+def test_a_large_run_without_a_disk_is_packed_to_a_third() -> None:
+    builder, rng = Builder(held_chunks=20_000, piece_chunks=10_000), random.Random(1)
+    for number in range(1000):
+        times = [10**15 + number * 5_000_000]
+        times += (times[0] + at for at in sorted(rng.randrange(10**9) for _ in range(199)))
+        response = Response(200, tuple(times), (1,) * 200, last_ns=times[-1], completion_tokens=200)
+        builder.add(Request(number, 1, 1, "0" * 16, response))
+    columns = builder.built()
+    assert (columns.chunks, columns.spilled) == (200_000, False)
+    assert len(pickle.dumps(columns)) < 12 * columns.chunks / 3 + 100 * columns.rows
 
 
 def test_a_file_that_was_cut_is_told_and_not_read_as_fewer_chunks(tmp_path: Path) -> None:

@@ -53,13 +53,15 @@ def test_rows_are_in_the_order_of_the_requests_and_not_in_that_of_the_answers(ra
     assert pd.read_parquet(raw.path)["request"].tolist() == [0, 1, 2]
 
 
-def test_a_run_that_was_too_large_for_memory_is_recorded_whole_in_groups_that_are_not(tmp_path: Path) -> None:
-    builder, chunks = Builder(str(tmp_path / "chunks" / "0"), held_chunks=0), 4000
+@pytest.mark.parametrize("place", ["chunks/0", ""])
+def test_a_run_that_was_too_large_for_memory_is_recorded_whole_in_groups_that_are_not(tmp_path: Path, place: str) -> None:
+    builder, chunks = Builder(str(tmp_path / place) if place else "", held_chunks=0), 4000
     times = tuple(range(100, 100 + chunks))
     for number in range(recorder.SORTED_CHUNKS // chunks, -1, -1):
         tokens = (1,) * chunks if number % 2 else None
         builder.add(Request(number, 10, 11, f"{number:016x}", Response(200, times, tokens, 5000, 100, chunks, finish_reason="length")))
     columns = builder.built()
+    assert columns.spilled == bool(place)
     path = recorder.write(tmp_path / "run.parquet", columns, {}).path
     groups = [pq.ParquetFile(path).metadata.row_group(group).num_rows * chunks for group in range(pq.ParquetFile(path).num_row_groups)]
     assert sum(groups) == columns.chunks and len(groups) > 2 and max(groups) < 1.2 * recorder.GROUP_CHUNKS

@@ -134,9 +134,12 @@ WORKED_OUT = (
 
 @settings(max_examples=40, deadline=None)
 @given(run=RUNS)
-def test_a_run_of_which_the_chunks_are_on_disk_has_the_same_numbers(tmp_path_factory: pytest.TempPathFactory, run: list[Request]) -> None:
+def test_a_run_of_which_the_chunks_are_on_disk_or_packed_has_the_same_numbers(
+    tmp_path_factory: pytest.TempPathFactory, run: list[Request]
+) -> None:
     path: Path = tmp_path_factory.mktemp("run") / "chunks"
-    builder = Builder(str(path), held_chunks=0, piece_chunks=4)
-    for request in run:
-        builder.add(request)
-    assert summarise(builder.built(), CLOSED) == summarise(Columns.of(run), CLOSED)
+    for place in (str(path), ""):
+        builder = Builder(place, held_chunks=0, piece_chunks=4)
+        for request in run:
+            builder.add(request)
+        assert summarise(builder.built(), CLOSED) == summarise(Columns.of(run), CLOSED)

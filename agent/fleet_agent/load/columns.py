@@ -107,7 +107,7 @@ class Columns:
     def _rows(self) -> Iterator[Request]:
         row = 0
         for piece in self.pieces:
-            chunks = piece.read()
+            chunks = piece.read().plain()
             rows = range(row, row := row + piece.rows)
             ends = accumulate(self.scalars["chunks"][at] for at in rows)
             told = accumulate(self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows)

@@ -1,42 +1,57 @@
-"""Owns the chunks of requests, flattened: pieces of neighbouring rows, in memory or, beyond a limit, in a file. Interprets nothing."""
+"""Owns the chunks of requests, flattened: pieces of neighbouring rows, held in memory or, beyond a limit, in a file or packed."""
 
 from __future__ import annotations
 
 import os
+import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
+from operator import sub
 from typing import Final
 
-PIECE_CHUNKS: Final = 1 << 17  # of a piece, about: 1 MB of times, and half as much of tokens where they are known
+PIECE_CHUNKS: Final = 1 << 15  # of a piece, about: small enough that putting it away does not hold up the loop for long
 PIECE_ROWS: Final = 1 << 17
-HELD_CHUNKS: Final = 1 << 21  # held in memory until the first piece goes into the file: small runs never touch the disk
+HELD_CHUNKS: Final = 1 << 21  # held in memory as they are until the first piece goes into the file: small runs never touch the disk
+_QUICK: Final = 1  # zlib's level: a piece is packed while the run goes on, in some 7 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of some rows, one row after the other. Times are nanoseconds; `tokens` has those of rows where they are known, only."""
+    """The chunks of some rows, one row after the other. Times are nanoseconds; `tokens` has those of rows where they are known, only.
+
+    `in_steps`: each time but the first is told as the distance to the one before it.
+    """
 
     times_ns: array[int] = field(default_factory=lambda: array("q"))
     tokens: array[int] = field(default_factory=lambda: array("i"))
+    in_steps: bool = False
+
+    def plain(self) -> Chunks:
+        """With the times themselves."""
+        return Chunks(array("q", accumulate(self.times_ns)), self.tokens) if self.in_steps else self
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The chunks of the next `rows` rows: `held`, or at `offset` of the file `path`. `shift_ns` is to be added to each time."""
+    """The chunks of the next `rows` rows: `held`, `packed`, or at `offset` of the file `path`. `shift_ns` is to be added to each time."""
 
     rows: int
     chunks: int
     tokens: int  # how many of them are told
     held: Chunks | None = None
+    packed: bytes = b""
     path: str = ""
     offset: int = 0
     shift_ns: int = 0
 
     def read(self) -> Chunks:
-        """The chunks, their times before the shift. Raises OSError when the file is gone or cut."""
+        """The chunks, their times before the shift, perhaps in steps. Raises OSError when the file is gone or cut."""
         if self.held is not None:
             return self.held
+        if self.packed:
+            return _unpacked(self.packed, self.chunks)
         found = Chunks()
         times_bytes, tokens_bytes = self.chunks * found.times_ns.itemsize, self.tokens * found.tokens.itemsize
         with open(self.path, "rb") as file:
@@ -56,7 +71,8 @@ class Piece:
 class Pieces:
     """Collects chunks row by row.
 
-    Beyond `held_chunks` the oldest pieces are appended to the file `path`; an empty path, or a disk that takes no more: all stay in memory.
+    Beyond `held_chunks` the oldest pieces are appended to the file `path`. With an empty path, or on a disk that takes no more, they stay
+    in memory, packed: a chunk takes 3 to 4 bytes there, and 12 as it is.
     """
 
     def __init__(self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS) -> None:
@@ -64,8 +80,8 @@ class Pieces:
         self._held_chunks = held_chunks
         self._piece_chunks = piece_chunks
         self._done: list[Piece] = []
-        self._kept = 0  # of the pieces that are done, those in the file: they are the first
-        self._in_memory = 0  # chunks of the others
+        self._put_away = 0  # of the pieces that are done, those in the file or packed: they are the first
+        self._held = 0  # chunks of the others
         self._open = Chunks()
         self._rows = 0  # of the open piece
 
@@ -78,31 +94,61 @@ class Pieces:
             self._close()
 
     def taken(self) -> tuple[Piece, ...]:
-        """All pieces, in the order of their rows; nothing may be added any more. Where some are in the file, all are."""
+        """All pieces, in the order of their rows; nothing may be added any more. Where some are put away, all are."""
         if self._rows:
             self._close()
-        while self._path and 0 < self._kept < len(self._done):
-            self._keep_oldest()
+        while 0 < self._put_away < len(self._done):
+            self._put_oldest_away()
         return tuple(self._done)
 
     def _close(self) -> None:
         chunks = self._open
         self._done.append(Piece(self._rows, len(chunks.times_ns), len(chunks.tokens), chunks))
-        self._in_memory += len(chunks.times_ns)
+        self._held += len(chunks.times_ns)
         self._open, self._rows = Chunks(), 0
-        while self._path and self._in_memory > self._held_chunks:
-            self._keep_oldest()
+        while self._held > self._held_chunks:
+            self._put_oldest_away()
 
-    def _keep_oldest(self) -> None:
-        piece = self._done[self._kept]
+    def _put_oldest_away(self) -> None:
+        piece = self._done[self._put_away]
+        self._done[self._put_away] = self._in_file(piece) or replace(piece, held=None, packed=_packed(piece.read()))
+        self._put_away += 1
+        self._held -= piece.chunks
+
+    def _in_file(self, piece: Piece) -> Piece | None:
+        if not self._path:
+            return None
         try:
-            offset = _append(self._path, piece.read())
+            return replace(piece, held=None, path=self._path, offset=_append(self._path, piece.read()))
         except OSError:  # the disk is full: a run that is under way is worth more than the memory
             self._path = ""
-            return
-        self._done[self._kept] = replace(piece, held=None, path=self._path, offset=offset)
-        self._kept += 1
-        self._in_memory -= piece.chunks
+            return None
+
+
+def _packed(chunks: Chunks) -> bytes:
+    """Times as steps from one to the next, then tokens; of each the first bytes of all, then the second ones, and so on: most are zeros."""
+    steps = array("q", map(sub, chunks.times_ns, chain((0,), chunks.times_ns)))
+    return zlib.compress(_by_place(steps) + _by_place(chunks.tokens), _QUICK)
+
+
+def _unpacked(packed: bytes, chunks: int) -> Chunks:
+    content, times_bytes = zlib.decompress(packed), 8 * chunks
+    steps, tokens = array("q"), array("i")
+    steps.frombytes(_by_number(content[:times_bytes], steps.itemsize))
+    tokens.frombytes(_by_number(content[times_bytes:], tokens.itemsize))
+    return Chunks(steps, tokens, in_steps=True)
+
+
+def _by_place(values: array[int]) -> bytes:
+    content = values.tobytes()
+    return b"".join(content[place :: values.itemsize] for place in range(values.itemsize))
+
+
+def _by_number(content: bytes, size: int) -> bytearray:
+    values, count = bytearray(len(content)), len(content) // size
+    for place in range(size):
+        values[place::size] = content[place * count : (place + 1) * count]
+    return values
 
 
 def _append(path: str, chunks: Chunks) -> int:

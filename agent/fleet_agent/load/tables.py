@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fleet_agent.load.columns import DIGEST_CHARACTERS, SCALARS, Columns
-from fleet_agent.load.pieces import Piece
+from fleet_agent.load.pieces import Chunks, Piece
 
 _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
 
@@ -38,7 +38,7 @@ def good_gaps_ns(columns: Columns) -> Iterator[Any]:
     for piece in columns.pieces:
         rows = slice(row, row := row + piece.rows)
         if piece.chunks > 1:
-            times = _array(pa.int64(), piece.read().times_ns)
+            times = _times(piece.read())
             mask = _within_good_rows(columns.scalars["chunks"][rows], columns.scalars["error_kind"][rows], piece.chunks)
             yield pc.subtract(times[1:], times[:-1]).filter(mask)
 
@@ -65,7 +65,7 @@ def chunk_lists(columns: Columns, row: int, piece: Piece) -> tuple[Any, Any]:
     chunks = piece.read()
     counts = columns.scalars["chunks"][row : row + piece.rows]
     told = columns.scalars["tokens_told"][row : row + piece.rows]
-    times = _array(pa.int64(), chunks.times_ns)
+    times = _times(chunks)
     times = pc.add(times, piece.shift_ns) if piece.shift_ns else times
     told_counts = (count * known for count, known in zip(counts, told, strict=True))
     unknown = pc.equal(_array(pa.uint8(), told), 0)
@@ -73,6 +73,11 @@ def chunk_lists(columns: Columns, row: int, piece: Piece) -> tuple[Any, Any]:
         pa.ListArray.from_arrays(_ends(counts), times),
         pa.ListArray.from_arrays(_ends(told_counts), _array(pa.int32(), chunks.tokens), mask=unknown),
     )
+
+
+def _times(chunks: Chunks) -> Any:
+    values = _array(pa.int64(), chunks.times_ns)
+    return pc.cumulative_sum(values) if chunks.in_steps else values
 
 
 def _ends(counts: Any) -> Any:
