@@ -14,7 +14,7 @@ import pytest
 
 from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
 from fleet_agent.load.body import Target, http_request
-from fleet_agent.load.calibration import Calibration, Capacity, Driven, calibrate, with_capacity
+from fleet_agent.load.calibration import Calibration, Capacity, Driven, calibrate, with_use
 from fleet_agent.load.client import Endpoint, Exchange
 from fleet_agent.load.columns import Columns
 from fleet_agent.load.decode import decode
@@ -99,14 +99,21 @@ SUMMARY = Summary({"output_tok_s": 400.0}, {"requests_ok": 90}, {}, 90, 10, 40_0
 
 def test_what_a_run_took_is_wall_time_whatever_the_model_of_the_server() -> None:
     """100 s of model time in 1 s: 40,000 reads and 100 requests, failed ones too, in a second on two shards."""
-    found = with_capacity(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(40_000, shards=2, cpu_s=0.5, time_scale=100.0))
+    found = with_use(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(40_000, shards=2, cpu_s=0.5, time_scale=100.0))
     assert found.facts == {"requests_ok": 90, "client_capacity_tok_s": 100_000.0, "client_use": pytest.approx(0.45)}
     assert found.metrics == {"output_tok_s": 400.0, "client_capacity_tok_s": 100_000.0, "client_use_ratio": pytest.approx(0.45)}
 
 
 def test_cores_that_were_busier_than_the_rate_explains_count_as_they_were() -> None:
-    found = with_capacity(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(40_000, shards=2, cpu_s=1.5, time_scale=100.0))
+    found = with_use(SUMMARY, Capacity(tok_s=50_000.0, requests_s=1_000.0), Driven(40_000, shards=2, cpu_s=1.5, time_scale=100.0))
     assert found.facts["client_use"] == pytest.approx(0.75)
+
+
+def test_without_a_capacity_the_cores_alone_are_told_and_without_either_nothing() -> None:
+    found = with_use(SUMMARY, None, Driven(40_000, shards=2, cpu_s=1.5, time_scale=100.0))
+    assert found.facts == {"requests_ok": 90, "client_capacity_tok_s": None, "client_use": pytest.approx(0.75)}
+    assert found.metrics == {"output_tok_s": 400.0, "client_use_ratio": pytest.approx(0.75)}
+    assert with_use(SUMMARY, None, Driven(40_000, shards=2, time_scale=100.0)) == SUMMARY
 
 
 def test_a_shard_tells_its_reads_and_many_events_in_one_are_one() -> None:
@@ -125,12 +132,12 @@ def test_a_core_that_an_open_loop_uses_to_wait_for_the_next_moment_is_no_load() 
 
 def test_a_run_in_which_nothing_succeeded_gets_no_metric_and_one_without_a_time_says_nothing() -> None:
     failed = replace(SUMMARY, metrics={}, requests_ok=0, requests_failed=100)
-    assert with_capacity(failed, Capacity(1e5, 1e4), Driven(0, 1)).metrics == {}
-    assert with_capacity(replace(failed, duration_s=0.0), Capacity(1e5, 1e4), Driven(0, 1)).facts == {"requests_ok": 90}
+    assert with_use(failed, Capacity(1e5, 1e4), Driven(0, 1)).metrics == {}
+    assert with_use(replace(failed, duration_s=0.0), Capacity(1e5, 1e4), Driven(0, 1)).facts == {"requests_ok": 90}
 
 
 def test_the_facts_are_those_that_the_gates_read_and_the_limit_is_seventy_percent() -> None:
-    found = with_capacity(SUMMARY, Capacity(1e5, 1e4), Driven(1, 1)).facts.keys() - {"requests_ok"}
+    found = with_use(SUMMARY, Capacity(1e5, 1e4), Driven(1, 1)).facts.keys() - {"requests_ok"}
     assert found <= {field.name for field in fields(RunFacts)}
     assert CLIENT_USE_MAX == 0.70
 

@@ -139,6 +139,8 @@ def test_all_ways_at_once_are_all_told() -> None:
     (gate,) = gates(achieved_concurrency=4.0, loop_lag_p99_s=0.25, client_use=0.9, client_capacity_tok_s=95_400.0)
     assert (gate.effect, gate.reasons) == (GateEffect.VOID_RUN, ("concurrency", "loop_lag", "capacity"))
     assert gate.message.endswith("; it took 90.0 % of 95400 tok/s that it can drive against a null server")
+    (gate,) = gates(client_use=0.9)
+    assert gate.message == "the client was the limit: it took 90.0 % of the cores that it can use"
 
 
 @pytest.mark.parametrize("use", [None, 0.0, 0.70])

@@ -69,7 +69,7 @@ class RunFacts:
     planned_cached_ratio: float | None = None  # prompt tokens that begin as an earlier request's by plan / prompt tokens; None: no plan
     off_length: int = 0  # answers that succeeded and are not exactly as long as theirs was asked to be
     client_capacity_tok_s: float | None = None  # what the shards of this run can drive at most, at a token a read; None: not calibrated
-    client_use: float | None = None  # share of it that this run took
+    client_use: float | None = None  # share of it, or of its cores, that this run took; None: not known
     start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
     client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
     client_decode_s: float = 0.0  # that they took afterwards to decode what was left
@@ -190,8 +190,9 @@ def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
 def _capacity_limit(facts: RunFacts) -> Iterator[_Limit]:
     """By what the client did against a null server: near its own end it is slow before its loop shows it."""
     if facts.client_use is not None and not facts.client_use <= CLIENT_USE_MAX:
-        capacity = f" of {facts.client_capacity_tok_s:.0f} tok/s" if facts.client_capacity_tok_s else ""
-        yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)}{capacity} that it can drive against a null server"
+        most = facts.client_capacity_tok_s
+        told = f"{most:.0f} tok/s that it can drive against a null server" if most else "the cores that it can use"
+        yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)} of {told}"
 
 
 def _void(code: str, message: str) -> Gate:

@@ -146,16 +146,19 @@ class Calibration:
         return self.capacity
 
 
-def with_capacity(summary: Summary, capacity: Capacity, load: Driven) -> Summary:
-    """The summary with what its run took of the capacity, as facts for the gates and as metrics. All of it is wall time.
+def with_use(summary: Summary, capacity: Capacity | None, load: Driven) -> Summary:
+    """The summary with what its run took of what its shards can drive, as facts for the gates and as metrics. All of it is wall time.
 
-    Waking up for little news costs more than the calibration shows: the share of their cores that the shards used counts where it is more.
+    Waking up for little news costs more than the calibration shows: the share of their cores that the shards used counts where it is more,
+    and alone where there is no capacity. Without either there is nothing to say.
     """
     wall_s = summary.duration_s / load.time_scale
-    if not wall_s > 0:
+    if not wall_s > 0 or (capacity is None and not load.cpu_s):
         return summary
-    most = capacity.tok_s * load.shards
-    by_rate = capacity.use(load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards)
-    use = max(by_rate, load.cpu_s / (wall_s * load.shards))
-    metrics = {**summary.metrics, names.CLIENT_CAPACITY: most, names.CLIENT_USE: use} if summary.metrics else {}
-    return replace(summary, metrics=metrics, facts={**summary.facts, "client_capacity_tok_s": most, "client_use": use})
+    uses, found = [load.cpu_s / (wall_s * load.shards)], {}
+    if capacity is not None:
+        uses.append(capacity.use(load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards))
+        found[names.CLIENT_CAPACITY] = capacity.tok_s * load.shards
+    facts = {**summary.facts, "client_capacity_tok_s": found.get(names.CLIENT_CAPACITY), "client_use": max(uses)}
+    metrics = {**summary.metrics, **found, names.CLIENT_USE: max(uses)} if summary.metrics else {}
+    return replace(summary, metrics=metrics, facts=facts)

@@ -23,7 +23,7 @@ from fleet_agent.load.arrivals import replayed_s, send_offsets_s
 from fleet_agent.load.asks import MOST_MEANS, Asks, asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.cache import flush, template_tokens
-from fleet_agent.load.calibration import Calibration, Driven, with_capacity
+from fleet_agent.load.calibration import Calibration, Driven, with_use
 from fleet_agent.load.cluster import Files
 from fleet_agent.load.columns import Columns
 from fleet_agent.load.crew import Crew, Done, NearCrew, cause
@@ -109,9 +109,9 @@ class Driver:
             looks = counters.Looks(before, await counters.look_after(url, before, summary.output_tokens))
             shape = Shape(request.draft_steps or None, request.draft_tokens or None)
             summary = counters.with_speculation(summary, looks, shape, request.time_scale)
-        if capacity is not None:
+        if not warm:
             driven = Driven.by(done.results, is_open=request.workload.is_open, time_scale=request.time_scale)
-            summary = with_capacity(summary, capacity, driven)
+            summary = with_use(summary, capacity, driven)
         reply = _reply(summary, done)
         if warm or not request.parquet:
             return reply
