@@ -212,6 +212,7 @@ class Workload:
     mix: tuple[Part, ...] = ()
     turns: int = 0
     think_s: float = 0.0
+    vocabulary: int = 0
 
     @property
     def parts(self) -> tuple[Part, ...]:

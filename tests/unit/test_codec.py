@@ -49,7 +49,7 @@ parts = st.builds(trial.Part, floats, texts, counts, lengths, counts, lengths, p
 workloads = st.builds(
     trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats,
     burstiness=floats, stages=stages, output=lengths, trace=texts, speed=floats, input_tokens=counts, input=lengths,
-    cache=texts, prefix=prefixes, mix=st.lists(parts, max_size=2).map(tuple), turns=counts, think_s=floats,
+    cache=texts, prefix=prefixes, mix=st.lists(parts, max_size=2).map(tuple), turns=counts, think_s=floats, vocabulary=counts,
 )  # fmt: skip
 measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
 files = st.builds(trial.AttachedFile, texts, texts, texts)

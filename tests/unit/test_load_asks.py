@@ -303,3 +303,12 @@ def test_a_session_is_of_one_kind() -> None:
     made = asks_of(replace(MIX, turns=4), Draw("", 1, 0))
     assert all(len({made.length(number) for number in range(first, first + 4)}) == 1 for first in range(0, 400, 4))
     assert len({made.length(number) for number in range(400)}) == 3
+
+
+@pytest.mark.parametrize("workload", [replace(FIXED, input_tokens=200), replace(GROUPS, input_tokens=200), replace(REPLAY, cache="flush")])
+@pytest.mark.parametrize("vocabulary", [16, 512, 200_000])
+def test_no_random_id_is_beyond_the_vocabulary(workload: Workload, vocabulary: int) -> None:
+    made = asks_of(replace(workload, prompts="random:ids", vocabulary=vocabulary), Draw("random:ids", 1, 0), {"x": TRACE})
+    ids = [one for number in range(20) for one in made.ask(number).prompt]
+    assert max(one for one in ids if isinstance(one, int)) < vocabulary
+    assert len(set(ids)) > min(vocabulary // 2, 1000) * 0.6

@@ -329,10 +329,11 @@ def test_a_file_without_prompts_is_told_with_its_line(name: str, content: str, m
 
 def test_random_prompts_are_ids_of_their_lengths() -> None:
     text = "a: {concurrency: 1, api: generate, prompts: random, input_tokens: 100, output_tokens: 5}\n"
-    text += "b: {concurrency: 1, api: generate, prompts: random, input_tokens: {uniform: {min: 5, max: 9}}, output_tokens: 5}"
+    text += "b: {concurrency: 1, api: generate, prompts: random, vocabulary: 512, output_tokens: 5,"
+    text += " input_tokens: {uniform: {min: 5, max: 9}}}"
     found = cells(text)
-    assert [(cell.prompts, cell.input_tokens, cell.input) for cell in found.values()] == [
-        ("random:ids", 100, Lengths()), ("random:ids", 0, Lengths("uniform", 5, 9))
+    assert [(cell.prompts, cell.input_tokens, cell.input, cell.vocabulary) for cell in found.values()] == [
+        ("random:ids", 100, Lengths(), 0), ("random:ids", 0, Lengths("uniform", 5, 9), 512)
     ]  # fmt: skip
 
 

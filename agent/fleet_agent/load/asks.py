@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import log
 from typing import Final, Protocol
 
-from fleet_agent.load.content import Content, Messages, begun_with, digest, messages_of, preceded, random_ids, size
+from fleet_agent.load.content import END_ID, Content, Messages, begun_with, digest, messages_of, preceded, random_ids, size
 from fleet_agent.load.lengths import length, share
 from fleet_agent.load.prompts import RANDOM, Draw, in_order, run_salt, salt
 from fleet_agent.load.traced import Traced
@@ -59,11 +59,12 @@ class Drawn:
     seed: int
     tokens: int  # of every prompt; 0: `lengths` says
     lengths: Lengths
+    end_id: int
 
     def prompt(self, number: int) -> Content:
         """See `Source`."""
         count = self.tokens or length(self.lengths, share(self.seed, "input", number))
-        return random_ids(f"{self.seed}/{number}", count)
+        return random_ids(f"{self.seed}/{number}", count, self.end_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Asks:
     cache: str
     kinds: tuple[Kind, ...]
     ends: tuple[float, ...]  # of each kind's share of 0..1, ascending
+    end_id: int = END_ID  # random token ids are below it
     turns: int = 1  # of a session: requests `n * turns` to `(n + 1) * turns - 1` follow one another
 
     def ask(self, number: int, said: Messages = ()) -> Ask:
@@ -94,7 +96,7 @@ class Asks:
         """
         prompt = self._unsalted(number, said)
         if self.cache != SHARED:
-            prompt = begun_with(prompt, self._salt(number))
+            prompt = begun_with(prompt, self._salt(number), self.end_id)
         return Ask(prompt, digest(prompt), self.length(number))
 
     def heard(self, number: int, said: Messages, answer: str) -> Messages:
@@ -120,7 +122,7 @@ class Asks:
             return (*said, messages_of(prompt)[-1])
         if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
             group = f"group/{self.draw.seed}/{self._first(number) // self.turns % kind.prefix.groups}"
-            return preceded(begun_with(prompt, salt(self.draw, number)), group, kind.prefix.tokens)
+            return preceded(begun_with(prompt, salt(self.draw, number), self.end_id), group, kind.prefix.tokens, self.end_id)
         return prompt
 
     def _salt(self, number: int) -> str:
@@ -164,11 +166,11 @@ class Asks:
 
 def asks_of(workload: Workload, draw: Draw, files: Mapping[str, Trace | Prompts] = _NO_FILES) -> Asks:
     """What a run of the workload asks; `files` are those that it names, by ref. Raises ValueError for what is not known or not there."""
-    parts = workload.parts
-    kinds = (_replayed(workload, files),) if workload.trace else tuple(_kind(part, draw, files) for part in parts)
+    parts, end_id = workload.parts, workload.vocabulary or END_ID
+    kinds = (_replayed(workload, files),) if workload.trace else tuple(_kind(part, draw, files, end_id) for part in parts)
     whole = sum(part.weight for part in parts)
     ends = tuple(accumulate(part.weight / whole for part in parts))
-    asks = Asks(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), max(1, workload.turns))
+    asks = Asks(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns))
     for kind in kinds:  # the first request of each may show that it cannot be asked
         replace(asks, kinds=(kind,)).ask(0)
     return asks
@@ -178,13 +180,13 @@ def _replayed(workload: Workload, files: Mapping[str, Trace | Prompts]) -> Kind:
     trace = files.get(workload.trace)
     if not isinstance(trace, Trace):
         raise ValueError(f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial")
-    source = Traced(trace, workload.prompts == RANDOM)
+    source = Traced(trace, workload.vocabulary or END_ID if workload.prompts == RANDOM else 0)
     return Kind(source, workload.output_tokens, workload.output, SharedPrefix(), trace.output_tokens)
 
 
-def _kind(part: Part, draw: Draw, files: Mapping[str, Trace | Prompts]) -> Kind:
+def _kind(part: Part, draw: Draw, files: Mapping[str, Trace | Prompts], end_id: int) -> Kind:
     if part.prompts == RANDOM:
-        source: Source = Drawn(draw.seed, part.input_tokens, part.input)
+        source: Source = Drawn(draw.seed, part.input_tokens, part.input, end_id)
     else:
         source = Listed(in_order(part.prompts, draw.seed, files))
     return Kind(source, part.output_tokens, part.output, part.prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from hashlib import sha256
 from random import Random
 from typing import Final, TypeGuard, cast
@@ -14,8 +15,8 @@ Messages = tuple[Message, ...]
 Ids = tuple[int, ...]
 Content = str | Messages | Ids
 
-FIRST_ID: Final = 1000  # token ids from here are plain pieces of words in the vocabularies of current models, and so below the end
-END_ID: Final = 30_000
+FIRST_ID: Final = 1000  # below it are the special ids of most models
+END_ID: Final = 30_000  # every current model knows the ids below it
 SALT_IDS: Final = 8  # the first ids of a prompt that its salt takes the place of
 
 
@@ -39,19 +40,19 @@ def messages_of(content: Content) -> Messages:
     return (("user", content),) if isinstance(content, str) else _messages(content)
 
 
-def begun_with(content: Content, text: str) -> Content:
+def begun_with(content: Content, text: str, end_id: int = END_ID) -> Content:
     """The content with a text before it: in the first of its messages. Ids have none: theirs begin with the ids of that text."""
     if isinstance(content, str):
         return f"{text}\n\n{content}"
     if is_ids(content):
-        return random_ids(text, min(SALT_IDS, len(content))) + content[SALT_IDS:]
+        return random_ids(text, min(SALT_IDS, len(content)), end_id) + content[SALT_IDS:]
     (role, first), *rest = _messages(content)
     return ((role, f"{text}\n\n{first}"), *rest)
 
 
-def preceded(content: Content, key: str, tokens: int) -> Content:
+def preceded(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
     """The content with a beginning of about so many tokens, exactly so many before ids; equal for equal keys."""
-    return random_ids(key, tokens) + content if is_ids(content) else begun_with(content, made_text(key, tokens))
+    return random_ids(key, tokens, end_id) + content if is_ids(content) else begun_with(content, made_text(key, tokens))
 
 
 def size(content: Content) -> int:
@@ -61,14 +62,17 @@ def size(content: Content) -> int:
 
 def digest(content: Content) -> str:
     """16 hex digits that tell contents apart."""
+    if is_ids(content):
+        return sha256(array("I", content)).hexdigest()[:16]
     plain = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return sha256(plain.encode()).hexdigest()[:16]
 
 
-def random_ids(key: str, count: int) -> Ids:
-    """So many token ids, each as likely, the same for the same key."""
-    drawn = memoryview(Random(key).randbytes(4 * count)).cast("I")
-    return tuple(FIRST_ID + number % (END_ID - FIRST_ID) for number in drawn)
+def random_ids(key: str, count: int, end_id: int = END_ID) -> Ids:
+    """So many token ids below `end_id`, each as likely, the same for the same key."""
+    first = min(FIRST_ID, end_id // 2)
+    drawn, ids = memoryview(Random(key).randbytes(4 * count)).cast("I"), end_id - first
+    return tuple([first + number % ids for number in drawn])
 
 
 def _messages(content: Messages | Ids) -> Messages:

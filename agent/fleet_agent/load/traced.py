@@ -19,13 +19,13 @@ class Traced:
     """One prompt for each request of the trace. Equal blocks are equal text; what no block covers is of that request alone."""
 
     trace: Trace
-    ids: bool = False  # random token ids in place of text: the lengths are exact then
+    end_id: int = 0  # above 0: random token ids below it in place of text, and the lengths are exact
 
     def prompt(self, number: int) -> Content:
         """Of text about as many tokens as recorded, a question last; only text where there is no room for one."""
         place = number % len(self.trace.at_ms)
         tokens = self.trace.prompt_tokens[place]
-        return self._ids(place, tokens) if self.ids else self._text(place, tokens)
+        return self._ids(place, tokens) if self.end_id else self._text(place, tokens)
 
     def shared(self, requests: int) -> float | None:
         """Of all prompt tokens of the first requests, those in blocks that begin as an earlier one did; None for a trace without blocks."""
@@ -42,9 +42,9 @@ class Traced:
 
     def _ids(self, place: int, tokens: int) -> Content:
         blocks = self.trace.blocks[place] if self.trace.blocks else ()
-        ids = chain.from_iterable(random_ids(f"block/{block}", BLOCK_TOKENS) for block in blocks)
+        ids = chain.from_iterable(random_ids(f"block/{block}", BLOCK_TOKENS, self.end_id) for block in blocks)
         known = tuple(islice(ids, tokens))
-        return known + random_ids(f"request/{place}", tokens - len(known))
+        return known + random_ids(f"request/{place}", tokens - len(known), self.end_id)
 
     def _text(self, place: int, tokens: int) -> str:
         left = tokens - _QUESTION_TOKENS if tokens > 2 * _QUESTION_TOKENS else tokens

@@ -28,7 +28,7 @@ def check(reading: Reading, path: Path, requests: Requests, workload: Workload) 
     if workload.trace is not None and requests.prompts not in (None, RANDOM):
         message = "a trace has prompts of its own, made to its lengths"
         yield reading.finding("wrong_prompts", place, message, "remove `prompts`; `random` alone may stand beside a trace", at_key=True)
-    for key in ("input_tokens", "force_random"):
+    for key in ("input_tokens", "vocabulary", "force_random"):
         if requests.prompts != RANDOM and reading.is_sound((*path, key)) and reading.is_written((*path, key)):
             message = f"`{key}` is about `prompts: random`"
             yield reading.finding("wrong_prompts", (*path, key), message, "remove it, or write `prompts: random`", at_key=True)

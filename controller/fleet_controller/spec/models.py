@@ -303,6 +303,9 @@ class Workload(Requests):
     mix: Annotated[tuple[Part, ...], Field(min_length=1, max_length=100)] | None = Field(
         default=None, description="Several kinds of requests, in place of prompts, input_tokens, output_tokens and shared_prefix."
     )
+    vocabulary: Annotated[int, Field(ge=16, le=10_000_000)] | None = Field(
+        default=None, description="Of the model: random token ids are below it; default 30000."
+    )
     force_random: bool = Field(default=False, description="Random prompts though a variant speculates.")
     api: Literal["chat", "completions", "generate"] = Field(default="chat", description="Endpoint that is measured.")
     sessions: Sessions | None = Field(default=None, description="Conversations of several turns: {turns, think_time}; closed loop.")

@@ -168,6 +168,7 @@ def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
     slo, parts = workload.slo or models.Slo(), workload.mix or ()
     return Workload(
         name=name,
+        vocabulary=workload.vocabulary or 0,
         turns=workload.sessions.turns if workload.sessions else 0,
         think_s=workload.sessions.think_time if workload.sessions else 0.0,
         cache=workload.cache or ("flush" if workload.sessions or any(part.shared_prefix for part in (workload, *parts)) else ""),

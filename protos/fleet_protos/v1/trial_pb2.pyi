@@ -606,6 +606,7 @@ class Workload(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     THINK_S_FIELD_NUMBER: _builtins.int
+    VOCABULARY_FIELD_NUMBER: _builtins.int
     MIX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     concurrency: _builtins.int
@@ -637,6 +638,8 @@ class Workload(_message.Message):
     """closed loop of sessions: so many requests each, every one after the answer before it; 0 and 1: single requests"""
     think_s: _builtins.float
     """of sessions: mean of what passes between an answer and the next request, drawn from an exponential distribution"""
+    vocabulary: _builtins.int
+    """random:ids are below it; 0 = 30000. A server may die at an id that its model has not"""
     @_builtins.property
     def slo(self) -> Global___Slo: ...
     @_builtins.property
@@ -682,11 +685,12 @@ class Workload(_message.Message):
         prefix: Global___SharedPrefix | None = ...,
         turns: _builtins.int = ...,
         think_s: _builtins.float = ...,
+        vocabulary: _builtins.int = ...,
         mix: _abc.Iterable[Global___Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "prefix", b"prefix", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "cache", b"cache", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "mix", b"mix", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prefix", b"prefix", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "speed", b"speed", "stages", b"stages", "think_s", b"think_s", "trace", b"trace", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "cache", b"cache", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "mix", b"mix", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prefix", b"prefix", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "speed", b"speed", "stages", b"stages", "think_s", b"think_s", "trace", b"trace", "turns", b"turns", "vocabulary", b"vocabulary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
