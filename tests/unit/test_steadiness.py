@@ -197,6 +197,29 @@ def test_a_walk_without_a_level_of_its_own_is_seen() -> None:
     assert share(walk(20), changed) >= 0.75
 
 
+def launch(rng: random.Random, first: float, measure: Measure) -> tuple[int, float]:
+    """Runs until the stop rule has enough, of noise of 1 % around 100, the first of them so many times that; and their mean."""
+    values: list[float] = []
+    warm_up = 0
+    while not values or decide(values, 0, measure, warm_up) is Decision.MORE:
+        values.append(rng.gauss(100, 1) * (1 if values else first))
+        warm_up, _ = conclude(values, measure)
+    return len(values), sum(values[warm_up:]) / len(values[warm_up:])
+
+
+def test_a_cold_first_run_costs_one_run_instead_of_all_that_are_allowed_and_does_not_move_the_mean() -> None:
+    fixed = [launch(random.Random(seed), 0.8, replace(MEASURE, warmup_requests=1)) for seed in range(20)]
+    auto = [launch(random.Random(seed), 0.8, MEASURE) for seed in range(20)]
+    assert {runs for runs, _ in fixed} == {20}
+    assert sum(mean for _, mean in fixed) / 20 == pytest.approx(99.0, abs=0.1)
+    assert sum(runs for runs, _ in auto) / 20 < 7
+    assert sum(mean for _, mean in auto) / 20 == pytest.approx(100.0, abs=0.25)
+
+
+def test_a_flat_launch_costs_no_more_runs_than_with_a_fixed_warm_up() -> None:
+    assert sum(launch(random.Random(seed), 1.0, MEASURE)[0] for seed in range(20)) <= 20 * 5 + 4
+
+
 # Which runs are looked at.
 
 
