@@ -349,7 +349,7 @@ def test_the_cache_is_salted_unless_prompts_share_their_beginnings(folder: Path)
         """,
         folder,
     )
-    assert {name: (cell.cache, cell.prefix, cell.shares_cache) for name, cell in found.items()} == {
+    assert {name: (cell.cache, cell.parts[0].prefix, cell.shares_cache) for name, cell in found.items()} == {
         "plain": ("", SharedPrefix(), False),
         "groups": ("flush", SharedPrefix(4, 100), True),
         "control": ("salt", SharedPrefix(4, 100), False),
@@ -377,6 +377,13 @@ def test_a_mixture_has_a_part_for_each_kind_of_requests(folder: Path) -> None:
     )
     assert (cell.prompts, cell.output_tokens, cell.cache, cell.mean_output_tokens) == ("", 0, "flush", 80)
     assert cell.refs == {job.files[0].ref}
+
+
+@pytest.mark.parametrize("key", ["sessions: {turns: 2}", "shared_prefix: {groups: 2, tokens: 9}", "cache: shared", "cache: flush"])
+def test_an_agent_that_does_not_know_a_key_cannot_measure_without_it(key: str) -> None:
+    """What it reads of such a workload has no prompts, which it refuses."""
+    [cell] = cells(f"a: {{concurrency: 2, {key}, prompts: builtin:code, output_tokens: 5}}").values()
+    assert (cell.prompts, cell.output_tokens, cell.mix[0].prompts, cell.mix[0].output_tokens) == ("", 0, "builtin:code", 5)
 
 
 def test_sessions_are_whole_and_their_cache_is_their_own() -> None:

@@ -166,14 +166,17 @@ def default_requests(concurrency: int) -> int:
 
 def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
     slo, parts = workload.slo or models.Slo(), workload.mix or ()
+    mix = tuple(Part(weight=part.weight, **_asked(part, named)) for part in parts)
+    if not mix and workload.trace is None and (workload.sessions or workload.shared_prefix or workload.cache in ("flush", "shared")):
+        mix = (Part(**_asked(workload, named)),)  # an agent from before these keys refuses a mixture, and would not see the keys
     return Workload(
         name=name,
         vocabulary=workload.vocabulary or 0,
         turns=workload.sessions.turns if workload.sessions else 0,
         think_s=workload.sessions.think_time if workload.sessions else 0.0,
         cache=workload.cache or ("flush" if workload.sessions or any(part.shared_prefix for part in (workload, *parts)) else ""),
-        mix=tuple(Part(weight=part.weight, **_asked(part, named)) for part in parts),
-        **({} if parts else _asked(workload, named)),
+        mix=mix,
+        **({} if mix else _asked(workload, named)),
         api=workload.api,
         slo=Slo(ttft_p99_s=slo.ttft_p99 or 0.0, tpot_p99_s=slo.tpot_p99 or 0.0),
         request_timeout_s=workload.request_timeout,

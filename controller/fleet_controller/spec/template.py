@@ -66,6 +66,8 @@ workloads:
   #   duration: 60s
   #   output_tokens: 500
   #   slo: {ttft_p99: 2s, tpot_p99: 50ms}
+  # bursts: {rate: 4, arrivals: gamma, burstiness: 0.25, duration: 60s, output_tokens: {lognormal: {median: 150, sigma: 0.8, max: 2000}}}
+  # Ramps, traces, prompts of a file, shared beginnings, sessions and mixtures: docs/user/job-file.md
 
 measure:
   launches: 3 # of each variant: launches differ, so they are what the interval is over
