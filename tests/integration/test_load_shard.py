@@ -11,11 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fleet_agent.load.asks import asks_of
 from fleet_agent.load.body import Target
 from fleet_agent.load.crew import Done
 from fleet_agent.load.driver import Driver
 from fleet_agent.load.messages import RUN, LoadRequest
-from fleet_agent.load.prompts import Draw, draw_prompt
+from fleet_agent.load.prompts import Draw
 from fleet_agent.load.shard import Room, ShardPlan, run_shard
 from fleet_protos.errors import LoadFailed
 from fleet_protos.trial import Workload
@@ -39,7 +40,8 @@ def test_a_shard_without_room_measures_the_same_and_leaves_chunks_in_its_file(tm
     requests = result.columns.requests()
     assert result.columns.spilled
     assert [path.name for path in (tmp_path / "chunks").iterdir()] == ["0.chunks"]
-    assert [request.prompt_digest for request in requests] == [draw_prompt(DRAW, number).digest for number in range(20)]
+    asks = asks_of(Workload(prompts="builtin:chat", output_tokens=9), DRAW)
+    assert [request.prompt_digest for request in requests] == [asks.ask(number).digest for number in range(20)]
     assert {(request.response.completion_tokens, request.asked_tokens) for request in requests} == {(9, 9)}
     assert {len(request.response.chunk_ns) for request in requests} == {3}
 

@@ -18,7 +18,7 @@ from fleet_agent.load.asks import Asks, asks_of
 from fleet_agent.load.body import Target, body
 from fleet_agent.load.content import END_ID, FIRST_ID, as_text, is_ids
 from fleet_agent.load.made_text import WORDS_PER_TOKEN, made_text, question
-from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
+from fleet_agent.load.prompts import Draw, prompt_set
 from fleet_agent.load.traced import Traced
 from fleet_protos.attachment import Prompts, Trace
 from fleet_protos.trial import Lengths, Part, SharedPrefix, Workload
@@ -41,10 +41,26 @@ def test_a_number_is_the_length_of_every_answer() -> None:
     assert set(lengths(FIXED, 50)) == {9}
 
 
-def test_prompts_are_those_of_the_set_in_the_order_of_the_seed() -> None:
-    made = asks(FIXED, 3, 2)
-    drawn = [draw_prompt(Draw("builtin:chat", 3, 2), number) for number in range(130)]
-    assert [(ask.prompt, ask.digest) for ask in map(made.ask, range(130))] == [(prompt.text, prompt.digest) for prompt in drawn]
+@pytest.mark.parametrize("name", ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise", "builtin:long_context"])
+def test_the_same_seed_asks_the_same_prompts_in_the_same_order(name: str) -> None:
+    first, second, other = ([asks_of(replace(FIXED, prompts=name), Draw(name, seed, 2)).ask(n) for n in range(70)] for seed in (5, 5, 6))
+    assert first == second
+    assert [ask.prompt for ask in first] != [ask.prompt for ask in other]
+    texts = [as_text(ask.prompt)[14:] for ask in first]
+    assert set(texts) <= set(prompt_set(name)) and len(set(texts)) >= 40
+
+
+def test_runs_ask_the_same_things_behind_salts_that_never_repeat() -> None:
+    asked = [as_text(asks(FIXED, run_index=run).ask(number).prompt) for run in (-1, 0, 1) for number in range(100)]
+    salts, texts = zip(*(prompt.split("\n\n", 1) for prompt in asked), strict=True)
+    assert len(set(salts)) == 300
+    assert texts[:100] == texts[100:200] == texts[200:]
+
+
+def test_campaigns_on_one_external_server_have_salts_of_their_own() -> None:
+    first, second = (as_text(asks_of(FIXED, Draw("builtin:chat", 1, 0, scope)).ask(0).prompt) for scope in ("job-a", "job-b"))
+    assert first[:12] != second[:12]
+    assert first[12:] == second[12:]
 
 
 def test_uniform_lengths_are_each_as_likely_and_none_is_outside() -> None:

@@ -15,7 +15,7 @@ from fleet_agent.load.body import Target, body, http_request
 from fleet_agent.load.crew import NearCrew
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import RUN, LoadRequest, read_request, request_line
-from fleet_agent.load.prompts import Draw, draw_prompt, prompt_set
+from fleet_agent.load.prompts import prompt_set
 from fleet_protos.trial import Lengths, Part, SharedPrefix, Slo, Stage, Workload
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
@@ -34,26 +34,6 @@ def test_a_set_has_at_least_forty_prompts_no_two_alike(name: str) -> None:
 def test_an_unknown_set_is_refused_with_the_known_names() -> None:
     with pytest.raises(ValueError, match="'builtin:chatt' are unknown; one of builtin:chat, builtin:code"):
         prompt_set("builtin:chatt")
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_same_seed_gives_the_same_prompts_in_the_same_order(name: str) -> None:
-    first, second = ([draw_prompt(Draw(name, 5, 2), number) for number in range(60)] for _ in range(2))
-    assert first == second
-    assert [prompt.text for prompt in first] != [draw_prompt(Draw(name, 6, 2), number).text for number in range(60)]
-
-
-def test_runs_ask_the_same_things_behind_salts_that_never_repeat() -> None:
-    prompts = [draw_prompt(Draw("builtin:chat", 1, run), number).text for run in (-1, 0, 1) for number in range(100)]
-    salts, texts = zip(*(prompt.split("\n\n", 1) for prompt in prompts), strict=True)
-    assert len(set(salts)) == 300
-    assert texts[:100] == texts[100:200] == texts[200:]
-
-
-def test_campaigns_on_one_external_server_have_salts_of_their_own() -> None:
-    first, second = (draw_prompt(Draw("builtin:chat", 1, 0, scope), 0).text for scope in ("job-a", "job-b"))
-    assert first[:12] != second[:12]
-    assert first[12:] == second[12:]
 
 
 def test_an_sglang_server_is_held_to_the_length_and_asked_for_its_own_counts() -> None:

@@ -23,14 +23,6 @@ WARM_UP = -1  # run index of a warm-up: its salts are those of no run
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """The user message of one request and its digest (16 hex digits)."""
-
-    text: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class Draw:
     """What decides the prompts of a run: equal draws give equal prompts, whatever the variant.
 
@@ -65,13 +57,6 @@ def in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompts]) -> t
     else:
         listed = prompt_set(prompts)
     return tuple(listed[place] for place in order(seed, len(listed)))
-
-
-def draw_prompt(draw: Draw, number: int) -> Prompt:
-    """The prompt of request `number` (from 0): the same text in every run, behind a salt that is another one in each run."""
-    texts = prompt_set(draw.prompts)
-    text = f"{salt(draw, number)}\n\n{texts[order(draw.seed, len(texts))[number % len(texts)]]}"
-    return Prompt(text, sha256(text.encode()).hexdigest()[:16])
 
 
 def salt(draw: Draw, number: int) -> str:
