@@ -99,6 +99,14 @@ async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
     (told,) = [line for line in remarks_of(comparison) if "not_steady" in line]
     assert told.startswith("gate not_steady: never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all")
     assert told.endswith(" (v single on h1 ×1)")
+    assert comparison.notes == ("no steady state in v single on h1: such a mean is one of several levels or of a drift",)
+
+
+def test_places_without_a_steady_state_are_named_up_to_three() -> None:
+    gates = (Gate("not_steady", GateEffect.FLAG, "never steady"),)
+    runs = [run for name in "abcde" for run in stored([RunResult("w", 1, metrics={"output_tok_s": 9.0}, gates=gates)], name)]
+    (note,) = compare(runs, "a").notes
+    assert note.startswith("no steady state in a w on h1, b w on h1, c w on h1 and 2 more: ")
 
 
 async def test_a_fixed_warm_up_drops_and_flags_nothing(tmp_path: Path) -> None:

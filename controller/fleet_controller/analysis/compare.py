@@ -13,6 +13,8 @@ from fleet_protos.metrics import ACCEPT_LENGTH, HIGHER_IS_BETTER, OUTPUT_TOK_S, 
 
 METRICS = (OUTPUT_TOK_S, TPOT_MEAN)
 EXTERNAL = "external"
+NOT_STEADY = "not_steady"  # the gate of a launch that never became steady
+_PLACES_NAMED = 3
 SIMULATED = "simulated"
 
 
@@ -241,9 +243,20 @@ def _comparison(conditions: Conditions, baseline: str, question: Question, rows:
         notes.append(f"simulated ×{conditions.time_scale:g}: a model of time, not a measurement of hardware")
     if conditions.engine == EXTERNAL:
         notes.append("external server: no launches, so no verdict about launches is possible")
+    notes += _unsteady(rows)
     if not rows:
         notes.append("no finished run yet")
     return Comparison(conditions.job, conditions.engine, conditions.time_scale, baseline, question, tuple(rows), tuple(notes))
+
+
+def _unsteady(rows: list[Row]) -> list[str]:
+    """A verdict that rests on a launch without a steady state says so."""
+    unsteady = [row for row in rows if any(gate.code == NOT_STEADY for gate in row.gates)]
+    places = _first_seen([f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady])
+    if not places:
+        return []
+    more = f" and {len(places) - _PLACES_NAMED} more" if len(places) > _PLACES_NAMED else ""
+    return [f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: such a mean is one of several levels or of a drift"]
 
 
 def _unmatched(old: dict[tuple[str, str, str], _Side], new: dict[tuple[str, str, str], _Side]) -> list[str]:
