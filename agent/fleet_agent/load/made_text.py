@@ -6,6 +6,7 @@ than it is (docs/prompts.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 from typing import Final
@@ -65,11 +66,12 @@ _QUESTIONS: Final = (
 def made_text(key: str, tokens: int) -> str:
     """English text of about so many tokens: WORDS_PER_TOKEN words each, cut at a word. Equal keys give equal beginnings."""
     left = max(1, round(tokens * WORDS_PER_TOKEN))
-    rng = Random(key)
-    words: list[str] = []
-    while len(words) < left:
-        words += _sentence(rng).split()
-    return " ".join(words[:left])
+    drawn = Random(key).random
+    sentences: list[str] = []
+    while left > 0:
+        sentences.append(sentence := _sentence(drawn))
+        left -= sentence.count(" ") + 1
+    return " ".join(sentences) if not left else " ".join(sentences).rsplit(" ", -left)[0]
 
 
 def long_prompt(number: int, tokens: int) -> str:
@@ -82,6 +84,6 @@ def question(number: int) -> str:
     return _QUESTIONS[number % len(_QUESTIONS)]
 
 
-def _sentence(rng: Random) -> str:
-    so = rng.choice(_SO).format(n=rng.randrange(2, 980))
-    return f"{rng.choice(_WHEN)}, {rng.choice(_WHO)} {rng.choice(_DID)} {rng.choice(_WHAT)}, {so}."
+def _sentence(drawn: Callable[[], float]) -> str:
+    when, who, did, what, so = (phrases[int(drawn() * len(phrases))] for phrases in (_WHEN, _WHO, _DID, _WHAT, _SO))
+    return f"{when}, {who} {did} {what}, {so.replace('{n}', str(2 + int(drawn() * 978)))}."
