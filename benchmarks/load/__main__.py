@@ -105,8 +105,7 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
         found.flags[name] = [*reply.facts["error_kinds"]]
     try:
         python = clients.rust_program()
-        with programs.truth(truth, folder, pace) as server:
-            costs["sglang_rust"] = [clients.rust(python, server, load).us_per_token]
+        costs["sglang_rust"] = [clients.rust(python, truth, folder, pace, load).us_per_token]
     except Missing as error:
         found.missing.append(f"{name}: {error}")
     for client, values in costs.items():

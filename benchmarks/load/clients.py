@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,13 +15,14 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks.load.errors import Measured
-from benchmarks.load.programs import CLIENT_CORE, Missing, Truth, pinned
+from benchmarks.load.programs import CLIENT_CORE, Missing, Pace, Truth, pinned, truth
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.load.prompts import Draw, salt
 from fleet_protos.trial import Workload
 
 RUST_LIMIT_S = 300
+LOOK_S = 0.01
 SEED = 1
 
 
@@ -49,10 +49,10 @@ class Cost:
         return self.cpu_s * 1e6 / self.tokens
 
 
-def floor(program: Path, truth: Truth, load: Load) -> Cost:
+def floor(program: Path, server: Truth, load: Load) -> Cost:
     """The least a client can do, in C."""
-    words = [str(program), str(truth.port), str(load.streams), str(load.requests), str(load.tokens)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))  # type: ignore[call-overload]
+    words = [str(program), str(server.port), str(load.streams), str(load.requests), str(load.tokens)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))
     said = json.loads(done.stdout)
     return Cost(said["tokens"], said["cpu_s"], said["wall_s"])
 
@@ -65,30 +65,54 @@ def rust_program() -> Path:
     return cache / "bin/python"
 
 
-def rust(python: Path, truth: Truth, load: Load) -> Cost:
-    """SGLang's Rust client, without its start: what it takes beyond a run of a single token a stream."""
-    small, large = (_rust(python, truth, one) for one in (Load(load.streams, load.streams, 1), load))
-    return Cost(large.tokens - small.tokens, large.cpu_s - small.cpu_s, large.wall_s)
+@dataclass(slots=True)
+class Spent:
+    """Looks at what a process has taken of the processor, with the monotonic nanoseconds of each."""
+
+    looks: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Spent:
+        """Look until it has ended."""
+        looks: list[tuple[int, float]] = []
+        while True:
+            try:
+                used = process.cpu_times()
+            except psutil.NoSuchProcess:
+                return cls(looks)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return cls(looks)
+            looks.append((time.perf_counter_ns(), used.user + used.system))
+            time.sleep(LOOK_S)
+
+    def between(self, from_ns: int, to_ns: int) -> float:
+        """Seconds that it took in that time."""
+        before = max((used for at, used in self.looks if at <= from_ns), default=0.0)
+        return min((used for at, used in self.looks if at >= to_ns), default=self.looks[-1][1]) - before
 
 
-def _rust(python: Path, truth: Truth, load: Load) -> Cost:
-    tokenizer = python.parent.parent / "tiny-model"
+def rust(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> Cost:
+    """SGLang's Rust client, from the first request that the server sees to the last event that it sends. Raises Missing."""
     words = [
-        python, "-m", "sglang.benchmark.rust_client", "--backend", "sglang-oai-chat", "--base-url", truth.url,
-        "--dataset-name", "random-ids", "--model", "truth", "--tokenizer", tokenizer,
-        "--num-prompts", load.requests, "--max-concurrency", load.streams,
+        python, "-m", "sglang.benchmark.rust_client", "--backend", "sglang-oai-chat", "--dataset-name", "random-ids", "--model", "truth",
+        "--tokenizer", python.parent.parent / "tiny-model", "--num-prompts", load.requests, "--max-concurrency", load.streams,
         "--random-input-len", 16, "--random-output-len", load.tokens, "--random-range-ratio", 1, "--warmup-requests", 0,
+        "--output-file", folder / "rust.jsonl",
     ]  # fmt: skip
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, check=False, timeout=RUST_LIMIT_S,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"}, **pinned(CLIENT_CORE),  # type: ignore[call-overload]
-    )
-    if done.returncode:
-        raise Missing(f"SGLang's Rust client failed: {(done.stderr or done.stdout).strip()[-800:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(load.requests * load.tokens, cpu_s, time.monotonic() - began)
+    with truth(program, folder, pace) as server, (folder / "rust.log").open("w+") as log:
+        process = psutil.Popen(
+            [*map(str, words), "--base-url", server.url], stdout=log, stderr=log,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"}, **pinned(CLIENT_CORE),
+        )  # fmt: skip
+        spent = Spent.of(process)
+        code = process.wait(RUST_LIMIT_S)
+        log.seek(0)
+        said = log.read()
+    if code:
+        raise Missing(f"SGLang's Rust client failed: {said.strip()[-800:]}")
+    told = server.told.values()
+    from_ns, to_ns = min(one.received_ns for one in told), max(one.sent_ns[-1] for one in told)
+    return Cost(sum(one.tokens for one in told), spent.between(from_ns, to_ns), (to_ns - from_ns) / 1e9)
 
 
 class Ours:
@@ -107,7 +131,7 @@ class Ours:
         ours = [one for one in _of_session(recorded.session_id) if "driver" in " ".join(one.cmdline()) or one.name().startswith("ray::")]
         return max((one.memory_info().rss for one in ours if one.name().startswith("ray::")), default=0) / 1e6
 
-    async def run(self, truth: Truth, load: Load, api: str = "chat") -> tuple[LoadReply, Mapping[str, Measured], float]:
+    async def run(self, server: Truth, load: Load, api: str = "chat") -> tuple[LoadReply, Mapping[str, Measured], float]:
         """The reply, each request by its key, and the seconds from the order to the first request."""
         self._runs += 1
         workload = Workload(
@@ -115,8 +139,8 @@ class Ours:
             api=api, request_timeout_s=120,
         )  # fmt: skip
         path = self._folder / f"{self._runs}.parquet"
-        request = LoadRequest(truth.url, workload, SEED, self._runs, sglang=False, flush=False, model="truth", parquet=str(path))
-        await self._process.warm(LoadRequest(truth.url, workload, SEED, requests=load.streams, sglang=False, flush=False, model="truth"))
+        request = LoadRequest(server.url, workload, SEED, self._runs, sglang=False, flush=False, model="truth", parquet=str(path))
+        await self._process.warm(LoadRequest(server.url, workload, SEED, requests=load.streams, sglang=False, flush=False, model="truth"))
         ordered_ns = time.perf_counter_ns()
         reply = await self._process.run(request)
         rows = pq.read_table(path).to_pylist()

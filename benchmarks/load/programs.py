@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -61,7 +62,7 @@ def build(folder: Path, name: str) -> Path:
     return program
 
 
-def pinned(core: int) -> Mapping[str, object]:
+def pinned(core: int) -> Mapping[str, Any]:
     """Arguments of Popen that keep a process on one core, where there are several."""
     cores = sorted(os.sched_getaffinity(0)) or [0]
     chosen = cores[core % len(cores)]
@@ -74,7 +75,7 @@ def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
     record = folder / "truth.txt"
     words = [program, "--ttft-us", pace.ttft_us, "--token-us", pace.token_us, "--chunk", pace.chunk, "--empty-every", pace.empty_every]
     process = subprocess.Popen(
-        [*map(str, words), "--record", str(record)], stdout=subprocess.PIPE, text=True, **pinned(SERVER_CORE)  # type: ignore[call-overload]
+        [*map(str, words), "--record", str(record)], stdout=subprocess.PIPE, text=True, **pinned(SERVER_CORE)
     )
     try:
         assert process.stdout is not None
@@ -87,6 +88,10 @@ def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
 
 
 def _told(record: Path) -> Iterator[tuple[str, Told]]:
-    for line in record.read_text().splitlines():
+    """Keys as they were sent; those of clients whose prompts begin with no salt of ours may be alike, and get their number."""
+    seen: set[str] = set()
+    for number, line in enumerate(record.read_text().splitlines()):
         key, received, tokens, _, *sent = line.split()
+        key = key if key not in seen else f"{key}#{number}"
+        seen.add(key)
         yield key, Told(int(received), int(tokens), tuple(map(int, sent)))

@@ -16,9 +16,9 @@ import pytest
 import uvloop
 
 from fleet_agent.load import client
-from fleet_agent.load.client import Endpoint, Exchange
+from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.decode import decode
-from fleet_agent.load.wire import GATHER_FROM, Wire
+from fleet_agent.load.wire import BUSY_FROM, Wire
 from fleet_controller.trust.certify import Subject, make_certificate
 from fleet_protos.identity import Role
 from tests.fakes import streams
@@ -27,40 +27,9 @@ from tests.fakes.scripted_server import served
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
 CHAT = streams.chat([" a", " b", " c"], tokens=9)
+PART = streams.chunk(streams.delta(content="token"))
 BUSY_S = 0.08  # so long the loop does something else
 SOON_NS = 20_000_000
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.reads: list[tuple[int, bytes]] = []
-        self.trouble: list[OSError] = []
-
-    def came(self, at_ns: int, data: bytes) -> None:
-        self.reads.append((at_ns, data))
-
-    def broke(self, error: OSError) -> None:
-        self.trouble.append(error)
-
-
-@asynccontextmanager
-async def wired(count: int = 1) -> AsyncIterator[tuple[Wire, list[tuple[socket.socket, Heard]]]]:
-    """A wire with that many connections over loopback, and the other end of each."""
-    wire, pairs = Wire(), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        for _ in range(count):
-            link = socket.create_connection(server.getsockname())
-            link.setblocking(False)
-            far, _ = server.accept()
-            heard = Heard()
-            wire.add(link, heard)
-            pairs.append((far, heard))
-    yield wire, pairs
-    wire.close()
-    for far, _ in pairs:
-        far.close()
 
 
 def hold_up(seconds: float) -> None:
@@ -68,78 +37,77 @@ def hold_up(seconds: float) -> None:
     time.sleep(seconds)
 
 
-async def until_heard(*heard: Heard, count: int = 1) -> None:
-    async with asyncio.timeout(5):
-        while any(len(one.reads) < count for one in heard):  # noqa: ASYNC110 - the loop itself brings the news
-            await asyncio.sleep(0.001)
-
-
-async def first_stamp(wire: Wire, far: socket.socket, heard: Heard) -> None:
-    """The kernel begins to stamp a moment after the first socket asks it to."""
-    async with asyncio.timeout(5):
-        while True:
-            before = len(heard.reads)
-            far.send(b"x")
-            sent_ns = perf_counter_ns()
-            hold_up(0.01)
-            await until_heard(heard, count=before + 1)
-            if heard.reads[-1][0] - sent_ns < 5_000_000:
-                return
+@asynccontextmanager
+async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asyncio.Task[Exchange]]]]:
+    """So many connections over loopback, each with a request in flight whose answer has begun: the server's ends, and what will come."""
+    wire, pairs, connections = Wire(), [], []
+    async with asyncio.TaskGroup() as group:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            for _ in range(count):
+                link = socket.create_connection(server.getsockname())
+                link.setblocking(False)
+                far, _ = server.accept()
+                connections.append(Connection(wire, link, None))
+                pairs.append((far, group.create_task(connections[-1].exchange(REQUEST, 5))))
+        await asyncio.sleep(0.05)  # the kernel begins to stamp a moment after the first socket asks it to
+        for far, _ in pairs:
+            far.send(streams.HEAD)
+        await asyncio.sleep(0.01)
+        yield pairs
+    for connection in connections:
+        connection.abort()
+    wire.close()
+    for far, _ in pairs:
+        far.close()
 
 
 async def test_the_time_of_a_read_is_that_of_its_arrival_and_not_that_of_the_look_at_it() -> None:
-    async with wired() as (wire, [(far, heard)]):
-        await first_stamp(wire, far, heard)
-        heard.reads.clear()
+    async with talking() as [(far, exchange)]:
         sent_ns = perf_counter_ns()
-        far.send(b"hello")
+        far.send(PART)
         hold_up(BUSY_S)
-        await until_heard(heard)
-        [(at_ns, data)] = heard.reads
-        assert data == b"hello"
-        assert sent_ns <= at_ns < sent_ns + SOON_NS
+        await asyncio.sleep(0.01)
+        far.send(streams.LAST_CHUNK)
+        [_, (at_ns, data), _] = (await exchange).reads
+    assert data == PART
+    assert sent_ns <= at_ns < sent_ns + SOON_NS
 
 
-async def test_a_wall_clock_that_is_set_moves_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with wired() as (wire, [(far, heard)]):
-        await first_stamp(wire, far, heard)
-        for hours in (-1, 1):
-            monkeypatch.setattr("fleet_agent.load.wire.time_ns", lambda hours=hours: time.time_ns() + hours * 3600 * 10**9)
-            heard.reads.clear()
-            before_ns = perf_counter_ns()
-            far.send(b"x")
-            await until_heard(heard)
-            assert before_ns <= heard.reads[0][0] <= perf_counter_ns()
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_wall_clock_that_is_set_moves_no_time(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    async with talking() as [(far, exchange)]:
+        monkeypatch.setattr("fleet_agent.load.wire.time_ns", lambda: time.time_ns() + hours * 3600 * 10**9)
+        before_ns = perf_counter_ns()
+        far.send(PART + streams.LAST_CHUNK)
+        [_, (at_ns, _)] = (await exchange).reads
+        assert before_ns <= at_ns <= perf_counter_ns()
 
 
-async def test_news_that_gathers_is_all_taken_each_at_its_own_time() -> None:
-    async with wired(GATHER_FROM + 4) as (wire, pairs):
-        wire.busy = len(pairs)
-        await first_stamp(wire, *pairs[0])
-        pairs[0][1].reads.clear()
+async def test_each_of_many_streams_has_its_own_times_while_the_loop_is_held_up() -> None:
+    async with talking(BUSY_FROM + 4) as pairs:
         sent = []
         for far, _ in pairs:
             sent.append(perf_counter_ns())
-            far.send(b"token")
-            hold_up(0.002)
-        await until_heard(*(heard for _, heard in pairs))
-        for at_ns, (_, heard) in zip(sent, pairs, strict=True):
-            assert [data for _, data in heard.reads] == [b"token"]
-            assert at_ns <= heard.reads[0][0] < at_ns + 2_000_000
+            far.send(PART)
+            hold_up(0.003)
+        await asyncio.sleep(0.01)
+        for far, _ in pairs:
+            far.send(streams.LAST_CHUNK)
+        for sent_ns, (_, exchange) in zip(sent, pairs, strict=True):
+            [_, (at_ns, data), _] = (await exchange).reads
+            assert data == PART
+            assert sent_ns <= at_ns < sent_ns + 3_000_000
 
 
-async def test_what_the_peer_ends_and_what_breaks_is_told_and_a_removed_line_is_silent() -> None:
-    async with wired(3) as (_, [(ended, one), (broken, two), (gone, three)]):
+async def test_a_stream_that_breaks_among_many_is_told_and_the_others_go_on() -> None:
+    async with talking(BUSY_FROM + 1) as [(ended, one), (broken, two), *others]:
         ended.close()
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         broken.close()
-        await until_heard(one)
-        assert one.reads[0][1] == b""
-        async with asyncio.timeout(5):
-            while not two.trouble:  # noqa: ASYNC110 - the loop itself brings the news
-                await asyncio.sleep(0.001)
-        assert isinstance(two.trouble[0], ConnectionResetError)
-        assert (gone.fileno() >= 0, three.reads) == (True, [])
+        for far, _ in others:
+            far.send(PART + streams.LAST_CHUNK)
+        assert ((await one).closed, (await two).failure) == (True, "reset")
+        assert [(await exchange).failure for _, exchange in others] == [""] * len(others)
 
 
 def secured(folder: Path, host: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_agent.load import framing
 from fleet_agent.load.decode import decode
 from fleet_agent.load.records import Response
 from fleet_agent.load.sse import Events
@@ -234,3 +235,26 @@ def test_reads_that_are_alike_say_what_reading_them_as_json_says(texts: list[str
     assert without_times(apart) == without_times(together)
     assert apart.text == "".join(texts)
     assert apart.chunk_ns == tuple(number for number, text in enumerate(texts, 1) if text)
+
+
+@given(texts=st.lists(st.binary(min_size=1, max_size=40), max_size=12), cuts=st.lists(st.integers(0, 10_000), max_size=40))
+def test_the_end_that_sizes_of_chunks_tell_is_the_end_of_the_answer(texts: list[bytes], cuts: list[int]) -> None:
+    content = streams.HEAD + b"".join(map(streams.chunk, [*texts, b"0\r\n\r\n"])) + streams.LAST_CHUNK
+    frame, ending, came = framing.Framing(), None, 0
+    for _, piece in pieces(content, cuts):
+        came += len(piece)
+        if ending is None:
+            frame.feed(piece)
+            ending = frame.ending()
+            found = framing.AT_END if frame.state == framing.ENDED else framing.GOES_ON
+        else:
+            found = ending.look([(0, piece)])
+        if found == framing.LOOK_CLOSER:  # the last line itself may be cut, which only the whole tells
+            assert came >= len(content) - len(streams.LAST_CHUNK)
+            return
+        assert (found == framing.AT_END) == (came == len(content))
+
+
+@pytest.mark.parametrize("after", [b"zz\r\n", b"-5\r\nabc", b"0\r\nx-trailer: 1\r\n\r\n", b"5;name=1\r\nhello\r\n", b"\r\n", b"f" * 5000])
+def test_what_sizes_alone_do_not_tell_is_looked_at_closer(after: bytes) -> None:
+    assert framing.Ending(0, b"").look([(0, after)]) == framing.LOOK_CLOSER

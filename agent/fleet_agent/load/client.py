@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 from fleet_agent.load import framing
 from fleet_agent.load.records import ErrorName
 from fleet_agent.load.secure import Secure
-from fleet_agent.load.wire import Wire
+from fleet_agent.load.wire import READ_BYTES, ROOM, STAMP, Wire
 
 KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
 CONNECT_TIMEOUT_S: Final = 10.0
+_unpack: Final = STAMP.unpack
 MOST_BYTES: Final = 512 << 20  # of one answer: a million tokens with all that SGLang writes around them
 
 
@@ -31,13 +32,14 @@ class Exchange:
     closed: bool = False
     failure: str = ""
     detail: str = ""
+    size: int = 0  # bytes of all reads
 
 
 class Connection:
-    """One connection, one request at a time. `came` is the hot path: an append and one comparison."""
+    """One connection, one request at a time. `read` is the hot path: a read, an append and one comparison."""
 
-    __slots__ = ("_done", "_exchange", "_frame", "_lazy", "_link", "_reads", "_remove", "_secure", "_size", "_taken", "_unsent", "_wire",
-                 "idle_since_ns", "lost")  # fmt: skip
+    __slots__ = ("_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_reads", "_receive", "_remove", "_secure", "_size",
+                 "_taken", "_unsent", "_wire", "idle_since_ns", "lost")  # fmt: skip
 
     def __init__(self, wire: Wire, link: socket.socket, secure: Secure | None) -> None:
         self.lost = False
@@ -49,28 +51,58 @@ class Connection:
         self._exchange = Exchange(0, [])
         self._reads: list[tuple[int, bytes]] = []
         self._frame = framing.Framing()
+        self._receive = link.recvmsg
         self._size = 0
         self._taken = 0
         self._lazy = False
+        self._ending: framing.Ending | None = None
         self._unsent: asyncio.Task[None] | None = None
         self._remove = wire.add(link, self)
 
-    def came(self, at_ns: int, data: bytes) -> None:
-        """See `wire.Listener`. In a chunked answer only a read that may be the last (it ends in an empty line, or is tiny) is looked at."""
-        if self._secure is not None and data:
-            self._opened(at_ns, data)
-        elif not data:
-            self._ended()
-        elif self._done is None:  # bytes that nobody asked for
-            self.abort()
+    def read(self, apart_ns: int) -> None:
+        """See `wire.Listener`."""
+        try:
+            data, said, _, _ = self._receive(READ_BYTES, ROOM)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._broke(error)
+            return
+        if said and apart_ns:
+            seconds, nanoseconds = _unpack(said[0][2])
+            at_ns = seconds * 1_000_000_000 + nanoseconds - apart_ns
         else:
+            at_ns = perf_counter_ns()
+        if not data or self._done is None or self._secure is not None:
+            self._came(at_ns, data)
+            return
+        self._reads.append((at_ns, data))
+        self._size += (size := len(data))
+        if not self._lazy or size < 4 or data.endswith(b"\r\n\r\n") or self._size > MOST_BYTES:
+            self._look()
+
+    def _came(self, at_ns: int, data: bytes) -> None:
+        """What is no plain answer: the peer's end, bytes that nobody asked for, or bytes under TLS, a piece of a record or whole ones."""
+        if not data:
+            self._ended()
+            return
+        ended = False
+        if self._secure is not None:
+            try:
+                data, ended = self._secure.opened(data)
+            except ssl.SSLError as error:
+                self._broke(error)
+                return
+        if data and self._done is None:
+            self.abort()
+        elif data:
             self._reads.append((at_ns, data))
             self._size += len(data)
-            if not self._lazy or data.endswith(b"\r\n\r\n") or len(data) < 4 or self._size > MOST_BYTES:
-                self._look()
+            self._look()
+        if ended:
+            self._ended()
 
-    def broke(self, error: OSError) -> None:
-        """See `wire.Listener`."""
+    def _broke(self, error: OSError) -> None:
         if self._done is not None:
             self._fail(ErrorName.RESET, str(error))
         self._ended()
@@ -78,7 +110,7 @@ class Connection:
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
         """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
-        self._frame, self._size, self._taken, self._lazy = framing.Framing(), 0, 0, False
+        self._frame, self._size, self._taken, self._lazy, self._ending = framing.Framing(), 0, 0, False, None
         self._reads = []
         exchange = self._exchange = Exchange(0, self._reads)
         done = self._done = loop.create_future()
@@ -99,6 +131,7 @@ class Connection:
             self._done = None
             self._wire.busy -= 1
             timer.cancel()
+        exchange.size = self._size
         self.idle_since_ns = perf_counter_ns()
         return exchange
 
@@ -123,7 +156,7 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self.broke(error)
+            self._broke(error)
             return
         if sent < len(data):
             self._unsent = asyncio.get_running_loop().create_task(self._send_rest(data[sent:]))
@@ -133,23 +166,8 @@ class Connection:
         try:
             await asyncio.get_running_loop().sock_sendall(self._link, data)
         except OSError as error:
-            self.broke(error)
+            self._broke(error)
         self._unsent = None
-
-    def _opened(self, at_ns: int, data: bytes) -> None:
-        """Bytes under TLS: a piece of a record, or what they say."""
-        assert self._secure is not None
-        try:
-            plain, ended = self._secure.opened(data)
-        except ssl.SSLError as error:
-            self.broke(error)
-            return
-        if plain and self._done is not None:
-            self._reads.append((at_ns, plain))
-            self._size += len(plain)
-            self._look()
-        if ended:
-            self._ended()
 
     def _ended(self) -> None:
         """The peer has ended the connection."""
@@ -161,18 +179,34 @@ class Connection:
         self._finish()
 
     def _look(self) -> None:
-        new = b"".join(data for _, data in self._reads[self._taken :])
-        self._taken = len(self._reads)
-        self._frame.feed(new)
-        self._lazy = self._frame.state == framing.CHUNKED
-        if self._frame.state in (framing.ENDED, framing.BROKEN):
-            if not self._frame.keep_alive:
-                self.abort()
-            self._finish()
-        elif self._size > MOST_BYTES:
+        """At the head of an answer, and where a chunked one may have ended: a read that ends in an empty line, or is tiny."""
+        if self._size > MOST_BYTES:
             self._fail(ErrorName.MALFORMED, f"no end after {MOST_BYTES >> 20} MiB")
+            self._over(keep_alive=False)
+            return
+        new, self._taken = self._reads[self._taken :], len(self._reads)
+        if self._ending is not None:
+            found = self._ending.look(new)
+            if found == framing.GOES_ON:
+                return
+            if found == framing.AT_END:
+                self._over(keep_alive=self._frame.keep_alive)
+                return
+            self._ending, self._lazy, new = None, False, self._reads  # only the whole tells, from here on
+            self._frame = framing.Framing()
+        is_head = self._frame.state == framing.HEAD
+        self._frame.feed(b"".join(data for _, data in new))
+        if self._frame.state in (framing.ENDED, framing.BROKEN):
+            self._over(keep_alive=self._frame.keep_alive)
+        elif is_head and new is not self._reads:
+            self._ending = self._frame.ending()
+            self._lazy = self._ending is not None
+
+    def _over(self, *, keep_alive: bool) -> None:
+        """The answer is complete, or will never be."""
+        if not keep_alive:
             self.abort()
-            self._finish()
+        self._finish()
 
     def _expire(self, timeout_s: float) -> None:
         silent_s = (perf_counter_ns() - self._reads[-1][0]) / 1e9 if self._reads else 0.0
@@ -190,6 +224,7 @@ class Connection:
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+            self._wire.stir()
 
 
 class Endpoint:

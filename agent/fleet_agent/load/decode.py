@@ -185,7 +185,7 @@ def _read_speculation(reading: _Reading, source: Mapping[str, Any]) -> None:
     steps = _count(source.get("spec_verify_ct"))
     reading.verify_ct = reading.verify_ct if steps is None else steps
     length = source.get("spec_accept_length")
-    if isinstance(length, float | int) and not isinstance(length, bool) and 0 < length < _MOST:
+    if isinstance(length, float | int) and not isinstance(length, bool) and 1 <= length < _MOST:
         reading.accept_length = float(length)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 _HEAD_LIMIT: Final = 64 * 1024
@@ -13,6 +14,10 @@ LENGTH: Final = "length"
 UNTIL_CLOSE: Final = "until_close"
 ENDED: Final = "ended"
 BROKEN: Final = "broken"
+
+GOES_ON: Final = 0
+AT_END: Final = 1
+LOOK_CLOSER: Final = 2
 
 
 class Framing:
@@ -61,6 +66,12 @@ class Framing:
         if data and self.state == ENDED:
             self._break("bytes after the end of the answer")
         return []
+
+    def ending(self) -> Ending | None:
+        """What finds the end of the answer from here on; None when only this can: the answer is not chunked, or is within a line."""
+        if self.state != CHUNKED or self._trailer or (self._skip and self._rest):
+            return None
+        return Ending(self._left + self._skip, self._rest)
 
     def close(self) -> bool:
         """The connection has ended: True when that is where the answer ends, too."""
@@ -167,6 +178,44 @@ class Framing:
         self._left = int(size, 16)
         self._trailer = self._left == 0
         self._skip = 2 if self._left else 0
+
+
+class Ending:
+    """Where a chunked answer ends, seen from its chunks' sizes alone.
+
+    What it does not know (chunk extensions, trailers) it says, and `Framing` has to look.
+    """
+
+    __slots__ = ("_left", "_rest")
+
+    def __init__(self, left: int, rest: bytes) -> None:
+        self._left = left  # bytes to the end of the chunk, its line end included
+        self._rest = rest  # a size line that is cut
+
+    def look(self, reads: Sequence[tuple[int, bytes]]) -> int:
+        """Take the next reads from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when only the whole tells."""
+        at, rest = self._left, self._rest
+        for _, data in reads:
+            if rest:
+                data, rest = rest + data, b""
+            size = len(data)
+            while at < size:
+                line = data.find(b"\r\n", at, at + _LINE_LIMIT)
+                if line < 0:
+                    at, rest = size, data[at:]
+                    if len(rest) >= _LINE_LIMIT:
+                        return LOOK_CLOSER
+                    break
+                try:
+                    length = int(data[at:line], 16)
+                except ValueError:
+                    return LOOK_CLOSER
+                if length <= 0:
+                    return AT_END if data[line:] == b"\r\n\r\n" and data is reads[-1][1] else LOOK_CLOSER
+                at = line + 4 + length
+            at -= size
+        self._left, self._rest = at, rest
+        return GOES_ON
 
 
 def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
