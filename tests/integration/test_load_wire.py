@@ -16,9 +16,12 @@ import pytest
 import uvloop
 
 from fleet_agent.load import client
+from fleet_agent.load.body import Target
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.decode import decode
-from fleet_agent.load.wire import BUSY_FROM, Wire
+from fleet_agent.load.prompts import Draw
+from fleet_agent.load.shard import ShardPlan, run_shard
+from fleet_agent.load.wire import Wire
 from fleet_controller.trust.certify import Subject, make_certificate
 from fleet_protos.identity import Role
 from tests.fakes import streams
@@ -28,6 +31,7 @@ from tests.fakes.scripted_server import served
 REQUEST = b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
 CHAT = streams.chat([" a", " b", " c"], tokens=9)
 PART = streams.chunk(streams.delta(content="token"))
+MANY = 12
 BUSY_S = 0.08  # so long the loop does something else
 SOON_NS = 20_000_000
 
@@ -56,7 +60,6 @@ async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asy
         yield pairs
     for connection in connections:
         connection.abort()
-    wire.close()
     for far, _ in pairs:
         far.close()
 
@@ -84,7 +87,7 @@ async def test_a_wall_clock_that_is_set_moves_no_time(monkeypatch: pytest.Monkey
 
 
 async def test_each_of_many_streams_has_its_own_times_while_the_loop_is_held_up() -> None:
-    async with talking(BUSY_FROM + 4) as pairs:
+    async with talking(MANY) as pairs:
         sent = []
         for far, _ in pairs:
             sent.append(perf_counter_ns())
@@ -100,7 +103,7 @@ async def test_each_of_many_streams_has_its_own_times_while_the_loop_is_held_up(
 
 
 async def test_a_stream_that_breaks_among_many_is_told_and_the_others_go_on() -> None:
-    async with talking(BUSY_FROM + 1) as [(ended, one), (broken, two), *others]:
+    async with talking(MANY) as [(ended, one), (broken, two), *others]:
         ended.close()
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         broken.close()
@@ -195,3 +198,16 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(two()) == ["", ""]
+
+
+def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Wire, stamp: bytes) -> int:
+        raise ValueError(f"no stamp of {len(stamp)} bytes is known")
+
+    monkeypatch.setattr(Wire, "arrival_ns", broken)
+    with served((CHAT,)) as server:
+        plan = ShardPlan(Target(server.url, "m"), "chat", Draw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, timeout_s=60)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="no stamp of 16 bytes"):
+            run_shard(plan)
+        assert time.monotonic() - began < 30

@@ -15,11 +15,10 @@ from urllib.parse import urlsplit
 from fleet_agent.load import framing
 from fleet_agent.load.records import ErrorName
 from fleet_agent.load.secure import Secure
-from fleet_agent.load.wire import READ_BYTES, ROOM, STAMP, Wire
+from fleet_agent.load.wire import READ_BYTES, ROOM, Wire
 
 KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
 CONNECT_TIMEOUT_S: Final = 10.0
-_unpack: Final = STAMP.unpack
 MOST_BYTES: Final = 512 << 20  # of one answer: a million tokens with all that SGLang writes around them
 
 
@@ -36,15 +35,15 @@ class Exchange:
 
 
 class Connection:
-    """One connection, one request at a time. `read` is the hot path: a read, an append and one comparison."""
+    """One connection, one request at a time. `_read` is the hot path: a read, an append and one comparison."""
 
-    __slots__ = ("_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_reads", "_receive", "_remove", "_secure", "_size",
-                 "_taken", "_unsent", "_wire", "idle_since_ns", "lost")  # fmt: skip
+    __slots__ = ("_arrival_ns", "_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_reads", "_receive", "_remove", "_secure",
+                 "_size", "_taken", "_unsent", "idle_since_ns", "lost")  # fmt: skip
 
     def __init__(self, wire: Wire, link: socket.socket, secure: Secure | None) -> None:
         self.lost = False
         self.idle_since_ns = 0
-        self._wire = wire
+        self._arrival_ns = wire.arrival_ns
         self._link = link
         self._secure = secure
         self._done: asyncio.Future[None] | None = None  # of the request in flight
@@ -57,10 +56,9 @@ class Connection:
         self._lazy = False
         self._ending: framing.Ending | None = None
         self._unsent: asyncio.Task[None] | None = None
-        self._remove = wire.add(link, self)
+        self._remove = wire.add(link, self._read)
 
-    def read(self, apart_ns: int) -> None:
-        """See `wire.Listener`."""
+    def _read(self) -> None:
         try:
             data, said, _, _ = self._receive(READ_BYTES, ROOM)
         except (BlockingIOError, InterruptedError):
@@ -68,11 +66,7 @@ class Connection:
         except OSError as error:
             self._broke(error)
             return
-        if said and apart_ns:
-            seconds, nanoseconds = _unpack(said[0][2])
-            at_ns = seconds * 1_000_000_000 + nanoseconds - apart_ns
-        else:
-            at_ns = perf_counter_ns()
+        at_ns = self._arrival_ns(said[0][2]) if said else perf_counter_ns()
         if not data or self._done is None or self._secure is not None:
             self._came(at_ns, data)
             return
@@ -115,7 +109,6 @@ class Connection:
         exchange = self._exchange = Exchange(0, self._reads)
         done = self._done = loop.create_future()
         timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        self._wire.busy += 1
         exchange.sent_ns = perf_counter_ns()
         if self.lost:
             self._fail(ErrorName.RESET, "the connection was lost before the request was sent")
@@ -129,7 +122,6 @@ class Connection:
             raise
         finally:
             self._done = None
-            self._wire.busy -= 1
             timer.cancel()
         exchange.size = self._size
         self.idle_since_ns = perf_counter_ns()
@@ -224,7 +216,6 @@ class Connection:
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
-            self._wire.stir()
 
 
 class Endpoint:
@@ -274,13 +265,11 @@ class Endpoint:
         return exchange
 
     def close(self) -> None:
-        """Drop the free connections, and stop listening."""
+        """Drop the free connections."""
         for connection in self._free:
             connection.abort()
         self._free.clear()
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        self._wire = None
 
     def _take(self) -> Connection | None:
         now = perf_counter_ns()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter_ns
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -249,6 +249,20 @@ def get_ready() -> int:
 
 
 async def _drive(shard: _Shard) -> None:
+    """Raises what went wrong in one of the loop's callbacks, such as the reading of a socket: without it requests would wait in vain."""
+    broken: list[BaseException] = []
+
+    def broke(_: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+        broken.append(told.get("exception") or RuntimeError(told["message"]))
+        shard.cancel()
+
+    asyncio.get_running_loop().set_exception_handler(broke)
+    await _carry_out(shard)
+    if broken:
+        raise broken[0]
+
+
+async def _carry_out(shard: _Shard) -> None:
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(shard.lag.sample(_every_fifth(shard.look)))
         if shard.plan.concurrency:
@@ -338,8 +352,6 @@ async def _open_loop(shard: _Shard, start_ns: int) -> None:
 
 async def _sleep_until(due_ns: int, shard: _Shard) -> None:
     """Returns early when cancelled. The loop's timers are good to a millisecond: the last one is spent in naps, its end in turns."""
-    wire = shard.endpoint.wire
-    wire.due_ns = due_ns
     while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:
         if left_ns > 1_500_000:
             await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1))
@@ -347,7 +359,6 @@ async def _sleep_until(due_ns: int, shard: _Shard) -> None:
             if left_ns > 2 * SPIN_NS:
                 time.sleep(min(left_ns - SPIN_NS, NAP_NS) / 1e9)  # noqa: ASYNC251 - turning all the while would take the core from others
             await asyncio.sleep(0)
-    wire.due_ns = 0
 
 
 def _every_fifth(look: Callable[[], None]) -> Callable[[], None]:
