@@ -17,6 +17,7 @@ from fleet_agent.load.records import ErrorName
 from fleet_agent.load.secure import Secure
 from fleet_agent.load.wire import READ_BYTES, ROOM, Wire
 
+LOOK_BYTES: Final = 1 << 13
 KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
 CONNECT_TIMEOUT_S: Final = 10.0
 MOST_BYTES: Final = 512 << 20  # of one answer: a million tokens with all that SGLang writes around them
@@ -37,8 +38,8 @@ class Exchange:
 class Connection:
     """One connection, one request at a time. `_read` is the hot path: a read, an append and one comparison."""
 
-    __slots__ = ("_arrival_ns", "_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_reads", "_receive", "_remove", "_secure",
-                 "_size", "_taken", "_unsent", "idle_since_ns", "lost")  # fmt: skip
+    __slots__ = ("_arrival_ns", "_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_look_at", "_reads", "_receive", "_remove",
+                 "_secure", "_size", "_taken", "_unsent", "idle_since_ns", "lost")  # fmt: skip
 
     def __init__(self, wire: Wire, link: socket.socket, secure: Secure | None) -> None:
         self.lost = False
@@ -52,6 +53,7 @@ class Connection:
         self._frame = framing.Framing()
         self._receive = link.recvmsg
         self._size = 0
+        self._look_at = 0
         self._taken = 0
         self._lazy = False
         self._ending: framing.Ending | None = None
@@ -72,7 +74,7 @@ class Connection:
             return
         self._reads.append((at_ns, data))
         self._size += (size := len(data))
-        if not self._lazy or size < 4 or data.endswith(b"\r\n\r\n") or self._size > MOST_BYTES:
+        if not self._lazy or size < 4 or data.endswith(b"\r\n\r\n") or self._size > self._look_at:
             self._look()
 
     def _came(self, at_ns: int, data: bytes) -> None:
@@ -104,7 +106,8 @@ class Connection:
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
         """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
-        self._frame, self._size, self._taken, self._lazy, self._ending = framing.Framing(), 0, 0, False, None
+        self._frame, self._size, self._taken, self._look_at = framing.Framing(), 0, 0, 0
+        self._lazy, self._ending = False, None
         self._reads = []
         exchange = self._exchange = Exchange(0, self._reads)
         done = self._done = loop.create_future()
@@ -171,12 +174,15 @@ class Connection:
         self._finish()
 
     def _look(self) -> None:
-        """At the head of an answer, and where a chunked one may have ended: a read that ends in an empty line, or is tiny."""
+        """At the head of an answer, where a chunked one may have ended (a read that ends in an empty line, or is tiny), and now and then.
+
+        What was looked at needs no look at the end, when the next request of the slot is due.
+        """
         if self._size > MOST_BYTES:
             self._fail(ErrorName.MALFORMED, f"no end after {MOST_BYTES >> 20} MiB")
             self._over(keep_alive=False)
             return
-        new, self._taken = self._reads[self._taken :], len(self._reads)
+        new, self._taken, self._look_at = self._reads[self._taken :], len(self._reads), self._size + LOOK_BYTES
         if self._ending is not None:
             found = self._ending.look(new)
             if found == framing.GOES_ON:

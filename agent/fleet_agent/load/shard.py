@@ -177,7 +177,7 @@ class _Shard:
         self.flying.difference_update(mine)
         self.reads += len(exchange.reads)
         raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
-        size = sum(READ_BYTES + len(data) for _, data in exchange.reads)
+        size = READ_BYTES * len(exchange.reads) + exchange.size
         if self.raw_bytes + size > self.plan.room.raw_bytes:
             self.done.add(_read(raw))
         else:
