@@ -37,10 +37,12 @@ lab: .venv/installed-dev ## lab hosts to try things on by hand, until Ctrl-C or 
 lab-down: ## end the labs that make lab started
 	@$(bin)/python -m tests.lab.by_hand down
 
-bench: .venv/installed-dev ## overheads of fleetctl and the agent, speed of diagnose, restart with 10,000 trials: tables and benchmarks/latest.json
+bench: .venv/installed-dev ## overheads of fleetctl and the agent, diagnose, restart with 10,000 trials, the load client: tables and benchmarks/latest.json
 	$(bin)/python benchmarks/overhead.py
 	$(bin)/python benchmarks/diagnose.py
 	$(bin)/python -m benchmarks.restart
+	$(bin)/python tests/real_sglang/environment.py
+	$(bin)/python -m benchmarks.load
 
 soak: .venv/installed-dev ## many short trials for SOAK_MINUTES (30): fails when memory, descriptors or disk grow beyond what is stored
 	$(bin)/python -m benchmarks.soak
