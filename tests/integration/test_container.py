@@ -62,7 +62,7 @@ class Bench:
             args={"device": "cpu"},
             env={"PYTHONPATH": ":".join(map(str, PACKAGES)), "HF_TOKEN": "secret://hub"},
             container=Container(image=IMAGE, runtime="podman", mounts=host_mounts(), python=sys.executable),
-            stop_timeout_s=10.0,
+            stop_timeout_s=60.0,
         )
         self.spec = TrialSpec(trial_id=folder.name, variant="v", engine=engine)
 
