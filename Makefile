@@ -5,6 +5,7 @@ SHELL := /bin/bash
 .PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench soak check check-types check-rest fmt protos lock clean
 bin := .venv/bin
 LAB ?= tests/lab
+REAL ?= tests/real_sglang
 pins := pyproject.toml requirements/tools.txt tools/setup.sh
 
 help: ## list the targets
@@ -22,9 +23,9 @@ test: .venv/installed-dev ## all tests but those on a real SGLang and on lab hos
 test-unit: .venv/installed-dev ## the pure parts only: seconds
 	$(bin)/pytest tests/unit
 
-test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (first time: installs it into the user's cache)
+test-real: .venv/installed-dev ## tests on a real SGLang server on the CPU (first time: installs it into the cache; REAL=FILES for some)
 	$(bin)/python tests/real_sglang/environment.py
-	tools/tests.sh real 0 -m real_sglang tests/real_sglang
+	tools/tests.sh real 0 -m real_sglang $(REAL)
 
 test-lab: .venv/installed-dev ## tests on lab hosts: real ssh, real networks, real faults on this machine (as root; LAB=FILES for some)
 	@tools/lab_programs.sh

@@ -35,21 +35,6 @@ def test_a_job_runs_on_agents_in_hosts_over_a_crash_of_the_controller_and_nothin
     assert "another digest" in " ".join(lab_fleet.trouble_with_runs(job_id))
 
 
-def test_a_host_that_lost_its_power_costs_an_attempt_and_no_run(lab_fleet: LabFleet) -> None:
-    lab_fleet.up(1)
-    job_id = lab_fleet.submit(JOB)
-    trial = lab_fleet.wait_for_phase(job_id, Phase.MEASURING)
-    agent = lab_fleet.agents[trial.host]
-    agent.host.power_off()
-    lab_fleet.await_state(trial.host, "unreachable")
-    agent.host.boot()
-    agent.start()
-    detail = lab_fleet.wait_over(job_id)
-    assert [(trial.attempt, trial.outcome) for trial in detail.trials] == [(2, Outcome.OK)]
-    assert lab_fleet.trouble_with_runs(job_id) == []
-    lab_fleet.await_no_orphans()
-
-
 def test_what_an_agent_left_behind_is_told_as_orphans(lab_fleet: LabFleet) -> None:
     host = lab_fleet.lab.host("gpu01", with_venv=True)
     [agent] = lab_fleet.add([host])
