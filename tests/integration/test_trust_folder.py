@@ -326,8 +326,8 @@ def test_all_that_end_are_told_the_next_first(authority: Authority) -> None:
 
 def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     authority.issue_agent("gpu01")
-    registry = CollectorRegistry()
-    watch, now_s = ExpiryWatch(authority, registry), time.time_ns() / 1e9
+    collectors = CollectorRegistry()
+    watch, now_s = ExpiryWatch(authority, collectors), time.time_ns() / 1e9
     for days in (0.0, 334.0):
         watch.look(now_s + days * 86400)
     assert caplog.messages == []
@@ -339,11 +339,11 @@ def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority
     assert told[0].endswith("fleetctl deploy gpu01 renews it")
     ends = {(entry.role, entry.name): entry.expires_unix_s for entry in authority.ledger().entries}
     name = "fleet_certificate_expires_timestamp_seconds"
-    assert registry.get_sample_value(name, {"role": "agent", "host": "gpu01"}) == ends[Role.AGENT, "gpu01"]
+    assert collectors.get_sample_value(name, {"role": "agent", "host": "gpu01"}) == ends[Role.AGENT, "gpu01"]
     for number in range(50):
         authority.issue_user(f"user-{number}")
     watch.look(now_s)
-    series = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
+    series = [sample for metric in collectors.collect() for sample in metric.samples if sample.name == name]
     assert len(series) == 4  # users share one
 
 

@@ -140,9 +140,9 @@ def test_each_named_failure_is_kept_with_its_trial() -> None:
 
 
 def test_every_state_of_hosts_has_a_number_for_prometheus() -> None:
-    registry = CollectorRegistry()
-    series = HostSeries(registry)
+    collectors = CollectorRegistry()
+    series = HostSeries(collectors)
     series.show({"free": 2, "aside": 1})
     series.show({"free": 1, "drained": 2})
-    counts = {state: registry.get_sample_value("fleet_hosts", {"state": state}) for state in STATES}
+    counts = {state: collectors.get_sample_value("fleet_hosts", {"state": state}) for state in STATES}
     assert counts == {"away": 0, "drained": 2, "aside": 0, "busy": 0, "free": 1}
