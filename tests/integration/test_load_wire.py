@@ -81,9 +81,12 @@ async def test_a_wall_clock_that_is_set_moves_no_time(monkeypatch: pytest.Monkey
     async with talking() as [(far, exchange)]:
         monkeypatch.setattr("fleet_agent.load.wire.time_ns", lambda: time.time_ns() + hours * 3600 * 10**9)
         before_ns = perf_counter_ns()
-        far.send(PART + streams.LAST_CHUNK)
-        [_, (at_ns, _)] = (await exchange).reads
-        assert before_ns <= at_ns <= perf_counter_ns()
+        for part in (PART, PART, PART, streams.LAST_CHUNK):
+            far.send(part)
+            await asyncio.sleep(0.002)
+        times = [at_ns for at_ns, _ in (await exchange).reads[1:]]
+        seen = [before_ns, *times, perf_counter_ns()]
+        assert len(times) == 4 and seen == sorted(seen)
 
 
 async def test_each_of_many_streams_has_its_own_times_while_the_loop_is_held_up() -> None:
@@ -180,6 +183,20 @@ async def test_an_answer_that_drips_ends_at_its_deadline() -> None:
     assert exchange.failure == "timeout"
 
 
+async def test_a_connection_on_which_a_request_is_still_being_sent_takes_no_other() -> None:
+    refused = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nno"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}")
+        async with asyncio.TaskGroup() as group:
+            exchange = group.create_task(endpoint.exchange(REQUEST + b"x" * (64 << 20), 5))
+            far, _ = await asyncio.to_thread(server.accept)
+            far.send(refused)
+        far.close()
+        assert decode(exchange.result().reads, closed=False).status == 413
+        assert endpoint.idle == 0
+        endpoint.close()
+
+
 async def test_a_request_that_nobody_reads_ends_at_its_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -201,7 +218,7 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
 
 
 def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Wire, stamp: bytes) -> int:
+    def broken(_: Wire, stamp: bytes, after_ns: int) -> int:
         raise ValueError(f"no stamp of {len(stamp)} bytes is known")
 
     monkeypatch.setattr(Wire, "arrival_ns", broken)

@@ -157,6 +157,13 @@ def test_token_ids_of_a_chat_answer_are_counted_by_ourselves() -> None:
     assert (read.completion_tokens, read.own_tokens, read.own_is_exact) == (9, 8, True)
 
 
+@pytest.mark.parametrize("length", [1e-320, 0.5, -1, float("inf"), True, "2.4"])
+def test_an_accept_length_that_cannot_be_gives_no_steps(length: object) -> None:
+    meta = {"completion_tokens": 12, "prompt_tokens": 3, "spec_accept_length": length, "finish_reason": {"type": "length"}}
+    body = [streams.event({"text": "a", "output_ids": [1], "meta_info": meta}), streams.DONE]
+    assert at_once(streams.answer(body)).verify_ct is None
+
+
 def test_an_accept_length_without_a_step_count_gives_the_steps() -> None:
     meta = {"completion_tokens": 12, "prompt_tokens": 3, "spec_accept_length": 2.4, "finish_reason": {"type": "length"}}
     assert at_once(streams.answer([streams.event({"text": "x", "meta_info": meta})])).verify_ct == 5

@@ -38,13 +38,14 @@ class Exchange:
 class Connection:
     """One connection, one request at a time. `_read` is the hot path: a read, an append and one comparison."""
 
-    __slots__ = ("_arrival_ns", "_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_look_at", "_reads", "_receive", "_remove",
-                 "_secure", "_size", "_taken", "_unsent", "idle_since_ns", "lost")  # fmt: skip
+    __slots__ = ("_arrival_ns", "_at_ns", "_done", "_ending", "_exchange", "_frame", "_lazy", "_link", "_look_at", "_reads", "_receive",
+                 "_remove", "_secure", "_size", "_taken", "_unsent", "idle_since_ns", "lost")  # fmt: skip
 
     def __init__(self, wire: Wire, link: socket.socket, secure: Secure | None) -> None:
         self.lost = False
         self.idle_since_ns = 0
         self._arrival_ns = wire.arrival_ns
+        self._at_ns = 0  # of the newest read, or of the sending
         self._link = link
         self._secure = secure
         self._done: asyncio.Future[None] | None = None  # of the request in flight
@@ -68,7 +69,7 @@ class Connection:
         except OSError as error:
             self._broke(error)
             return
-        at_ns = self._arrival_ns(said[0][2]) if said else perf_counter_ns()
+        self._at_ns = at_ns = self._arrival_ns(said[0][2], self._at_ns) if said else perf_counter_ns()
         if not data or self._done is None or self._secure is not None:
             self._came(at_ns, data)
             return
@@ -112,7 +113,7 @@ class Connection:
         exchange = self._exchange = Exchange(0, self._reads)
         done = self._done = loop.create_future()
         timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        exchange.sent_ns = perf_counter_ns()
+        exchange.sent_ns = self._at_ns = perf_counter_ns()
         if self.lost:
             self._fail(ErrorName.RESET, "the connection was lost before the request was sent")
             self._finish()
@@ -201,8 +202,8 @@ class Connection:
             self._lazy = self._ending is not None
 
     def _over(self, *, keep_alive: bool) -> None:
-        """The answer is complete, or will never be."""
-        if not keep_alive:
+        """The answer is complete, or will never be. A server may have answered before it read all of the request."""
+        if not keep_alive or self._unsent is not None:
             self.abort()
         self._finish()
 

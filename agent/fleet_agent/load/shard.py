@@ -35,7 +35,7 @@ from fleet_protos.trial import Workload
 GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
 MOST_IN_FLIGHT: Final = 16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
 SPARE_FILES: Final = 64  # descriptors that are left for everything but the requests in flight
-READ_BYTES: Final = 128  # that a recorded read takes in memory beside its content
+READ_COST_BYTES: Final = 128  # that a recorded read takes in memory beside its content
 NAP_NS: Final = 300_000  # the loop may be held so long: arrivals have the kernel's times
 SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
 
@@ -177,7 +177,7 @@ class _Shard:
         self.flying.difference_update(mine)
         self.reads += len(exchange.reads)
         raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
-        size = READ_BYTES * len(exchange.reads) + exchange.size
+        size = READ_COST_BYTES * len(exchange.reads) + exchange.size
         if self.raw_bytes + size > self.plan.room.raw_bytes:
             self.done.add(_read(raw))
         else:

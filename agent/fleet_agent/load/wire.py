@@ -15,7 +15,6 @@ from typing import Final
 
 READ_BYTES: Final = 1 << 16
 FRESH_NS: Final = 1_000_000  # so long an offset of the clocks stands
-SET_NS: Final = 1_000_000  # a wall clock that moves by more than this between two looks at it was set
 SO_TIMESTAMPNS: Final = 35  # asm-generic/socket.h; Python's socket module does not name it
 STAMP: Final = struct.Struct("@ll")  # struct timespec
 ROOM: Final = socket.CMSG_SPACE(STAMP.size)
@@ -45,15 +44,14 @@ class Wire:
 
         return remove
 
-    def arrival_ns(self, stamp: bytes) -> int:
-        """The perf_counter_ns of a kernel's stamp that came with a read just now."""
+    def arrival_ns(self, stamp: bytes, after_ns: int) -> int:
+        """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before `after_ns`, nor later than now.
+
+        While the wall clock is being set nobody knows by which one a read was stamped: what cannot be is now.
+        """
         now_ns = perf_counter_ns()
         if now_ns - self._seen_ns > FRESH_NS:
-            apart_ns = time_ns() - now_ns
-            was_set = abs(apart_ns - self._apart_ns) > SET_NS
-            self._seen_ns, self._apart_ns = now_ns, apart_ns
-            if was_set:  # nobody knows by which clock it was stamped
-                return now_ns
+            self._seen_ns, self._apart_ns = now_ns, time_ns() - now_ns
         seconds, nanoseconds = _unpack(stamp)
         at_ns: int = seconds * 1_000_000_000 + nanoseconds - self._apart_ns
-        return at_ns
+        return at_ns if after_ns <= at_ns <= now_ns else now_ns
