@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fleet_agent import evidence
 from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, company, run_gates
+from fleet_agent.core.search import Told, judged, repeat_of
 from fleet_agent.core.steadiness import conclude, level_of, rate_of
 from fleet_agent.launching import Tools, TrialServer
 from fleet_agent.load.messages import LoadRequest
@@ -61,12 +63,18 @@ class Errands:
             return ev.LoadFailed(workload.name, error.message)
         return ev.WarmedUp(workload.name, reply.requests_ok, reply.metrics.get("output_tok_s", 0.0))
 
-    async def measure(self, workload: Workload, index: int) -> ev.Body:
-        """RunFinished with metrics, gates and the raw data's digest, or LoadFailed when our own measuring broke."""
+    async def measure(self, workload: Workload, index: int, told: Sequence[Told] = ()) -> ev.Body:
+        """RunFinished with metrics, gates and the raw data's digest, or LoadFailed when our own measuring broke.
+
+        Of a search: the workload is that of one load, and `told` what its runs before this one said.
+        """
+        request = self._request(workload, index, told)
         try:
-            reply = await self._tools.load.run(self._request(workload, index))
+            reply = await self._tools.load.run(request)
         except LoadFailed as error:
             return ev.LoadFailed(workload.name, error.message)
+        if workload.search.of and request.flush and self._is_sglang and not reply.cache_flushed:
+            return ev.LoadFailed(workload.name, "the server was not done with the load before, or would not empty its cache")
         gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *company(self._spec))
         artifact = evidence.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
         run = RunResult(
@@ -82,6 +90,8 @@ class Errands:
             gates=gates,
             artifact=artifact,
         )
+        if workload.search.of:
+            return ev.RunFinished(judged(run, workload.search, _load_of(workload), reply.facts["error_kinds"], told))
         return ev.RunFinished(self._judged(run, workload))
 
     def _judged(self, run: RunResult, workload: Workload) -> RunResult:
@@ -92,14 +102,20 @@ class Errands:
         warm_up, gates = conclude(levels, self._spec.measure)
         return replace(run, warm_up_runs=warm_up, gates=(*run.gates, *gates))
 
-    def _request(self, workload: Workload, index: int) -> LoadRequest:
+    def _request(self, workload: Workload, index: int, told: Sequence[Told] = ()) -> LoadRequest:
         spec = self._spec
         metadata = {"job": spec.job_id, "trial": spec.trial_id, "attempt": str(spec.attempt), "variant": spec.variant}
+        scope = spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else ""
+        draw = index
+        if workload.search.of:  # what is drawn is drawn by the load and its repeats: variants come to a load after different runs
+            load = _load_of(workload)
+            scope, draw = f"{scope}/{load:g}", repeat_of(load, told)
+            metadata |= {"run": str(index), "load": f"{load:g}"}
         return LoadRequest(
             url=self.server.url,
             workload=workload,
             seed=spec.measure.seed,
-            run_index=index,
+            run_index=draw,
             sglang=self._is_sglang,
             flush=spec.engine.kind is not EngineKind.EXTERNAL and workload.cache != "shared",
             model=spec.engine.model_path,
@@ -109,7 +125,7 @@ class Errands:
             draft_tokens=self._shape.draft_tokens or 0,
             parquet=str(self._folder / f"{evidence.safe(workload.name)}-{index:03d}.parquet"),
             metadata=metadata,
-            salt_scope=spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else "",
+            salt_scope=scope,
             files={file.ref: file.content for file in spec.files if file.ref in workload.refs},
         )
 
@@ -135,3 +151,8 @@ class Errands:
     @property
     def _time_scale(self) -> float:
         return self._spec.engine.simulation.time_scale if self._spec.engine.kind == EngineKind.SIMULATED else 1.0
+
+
+def _load_of(workload: Workload) -> float:
+    """Of one load of a search: requests in flight, or a second."""
+    return float(workload.concurrency) or workload.rate_per_s

@@ -105,7 +105,7 @@ class TrialRunner:
             fx.ProveConfiguration: lambda _: errands.prove(),
             fx.HoldServer: lambda hold: errands.hold(hold.deadline_s),
             fx.WarmUp: lambda warm_up: errands.warm_up(warm_up.workload),
-            fx.MeasureRun: lambda run: errands.measure(run.workload, run.index),
+            fx.MeasureRun: lambda run: errands.measure(run.workload, run.index, run.told),
             fx.CollectEvidence: lambda _: errands.collect(),
             fx.StopServer: lambda _: errands.server.stop(),
             fx.CloseTrial: errands.close,

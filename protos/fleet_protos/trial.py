@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hashlib import sha256
 from typing import Any
 
 from fleet_protos.errors import ErrorKind
+from fleet_protos.search import CONCURRENCY, RATE, Search, Searched
 
 __all__ = [
     "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths",
-    "LoadPlan", "Measure", "Outcome", "Part", "Phase", "RunResult", "SharedPrefix", "Simulation", "Slo", "Stage", "TrialSpec",
-    "Workload",
+    "LoadPlan", "Measure", "Outcome", "Part", "Phase", "RunResult", "Search", "Searched", "SharedPrefix", "Simulation", "Slo", "Stage",
+    "TrialSpec", "Workload",
 ]  # fmt: skip
+
+SEARCHED_LEAST = 10  # requests of a run at the low loads of a search
 
 
 class EngineKind(IntEnum):
@@ -187,7 +190,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`, `stages` or `trace`; never two of these."""
+    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`, `stages` or `trace`; never two of these.
+
+    With a `search` it is none of them: `at` gives the workload of one load.
+    """
 
     name: str = ""
     concurrency: int = 0
@@ -213,6 +219,15 @@ class Workload:
     turns: int = 0
     think_s: float = 0.0
     vocabulary: int = 0
+    search: Search = field(default_factory=Search)
+
+    def at(self, load: float) -> Workload:
+        """Itself at one load of its search. Requests of a closed loop that the job leaves open: four waves, or two sessions of each user."""
+        if self.search.of != CONCURRENCY:
+            return replace(self, rate_per_s=load)
+        users = round(load)
+        requests = 2 * users * self.turns if self.turns > 1 else max(SEARCHED_LEAST, 4 * users)
+        return replace(self, concurrency=users, requests=self.requests or requests)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -234,7 +249,7 @@ class Workload:
     @property
     def is_open(self) -> bool:
         """Its requests come when they are due, whatever the server does."""
-        return self.rate_per_s > 0 or bool(self.stages) or bool(self.trace)
+        return self.rate_per_s > 0 or bool(self.stages) or bool(self.trace) or self.search.of == RATE
 
     @property
     def fixes_lengths(self) -> bool:
@@ -341,6 +356,7 @@ class RunResult:
     gates: tuple[Gate, ...] = ()
     artifact: Artifact = field(default_factory=Artifact)
     warm_up_runs: int = 0
+    searched: Searched = field(default_factory=Searched)
 
     @property
     def void(self) -> bool:

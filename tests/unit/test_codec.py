@@ -25,7 +25,7 @@ BODY_NAMES = {
 }
 VALUES = [
     trial.Simulation, trial.EngineSpec, trial.Slo, trial.Stage, trial.Lengths, trial.Workload, trial.AttachedFile,
-    trial.SharedPrefix, trial.Part,
+    trial.SharedPrefix, trial.Part, trial.Search, trial.Searched,
     trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact, trial.RunResult, ev.Event, *BODIES,
 ]  # fmt: skip
 ENUMS = [trial.EngineKind, trial.Phase, trial.Outcome, trial.GateEffect]
@@ -50,6 +50,7 @@ workloads = st.builds(
     trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats,
     burstiness=floats, stages=stages, output=lengths, trace=texts, speed=floats, input_tokens=counts, input=lengths,
     cache=texts, prefix=prefixes, mix=st.lists(parts, max_size=2).map(tuple), turns=counts, think_s=floats, vocabulary=counts,
+    search=st.builds(trial.Search, texts, floats, floats, floats, floats),
 )  # fmt: skip
 measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
 files = st.builds(trial.AttachedFile, texts, texts, texts)

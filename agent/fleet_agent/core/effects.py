@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleet_agent.core.search import Told
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Workload
 
@@ -46,10 +47,14 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRun:
-    """Measure run `index` (from 1, void runs counted) of `workload`. Ends in RunFinished or LoadFailed."""
+    """Measure run `index` (from 1, void runs counted) of `workload`. Ends in RunFinished or LoadFailed.
+
+    Of a search: the workload is that of the run's load, `told` what the runs before it said.
+    """
 
     workload: Workload
     index: int
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from fleet_agent.core.effects import (
     WarmUp,
 )
 from fleet_agent.core.fits import FITS, LATE, always
+from fleet_agent.core.search import VOID_RUNS, next_load, told_by
 from fleet_agent.core.steadiness import rate_of
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
 from fleet_agent.core.trial import (
@@ -160,8 +161,7 @@ def _witness_stopped(trial: Trial, body: Body, at_s: float) -> Step:
 
 
 def _warmed(trial: Trial, body: Body, at_s: float) -> Step:
-    workload = trial.spec.workloads[trial.position.workload]
-    return replace(trial, phase=Phase.MEASURING), (MeasureRun(workload, trial.position.runs + 1),)
+    return replace(trial, phase=Phase.MEASURING), (_next_run(trial),)
 
 
 def _measured(trial: Trial, body: Body, at_s: float) -> Step:
@@ -170,9 +170,9 @@ def _measured(trial: Trial, body: Body, at_s: float) -> Step:
     after = replace(trial, position=position)
     if gate := next((gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None):
         return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
-    decision = decide(position.values, position.void_in_row, trial.spec.measure, position.warm_up)
+    decision = _decide(after)
     if decision is Decision.MORE:
-        return after, (MeasureRun(trial.spec.workloads[position.workload], position.runs + 1),)
+        return after, (_next_run(after),)
     if decision is Decision.ENOUGH:
         return _next_workload(after, Position(position.workload + 1))
     code, why = next(((gate.code, gate.message) for gate in body.run.gates if gate.effect >= GateEffect.VOID_RUN), ("no_rate", ""))
@@ -252,8 +252,27 @@ def _abort(trial: Trial) -> tuple[Effect, ...]:
     return (AbortLoad(),) if isinstance(trial.awaited, WarmUp | MeasureRun) else ()
 
 
+def _next_run(trial: Trial) -> MeasureRun:
+    """The next run of the workload at hand; of a search the one of the next load."""
+    position, workload = trial.position, trial.spec.workloads[trial.position.workload]
+    if workload.search.of:
+        workload = workload.at(next_load(workload.search, position.told).load)
+    return MeasureRun(workload, position.runs + 1, position.told)
+
+
+def _decide(trial: Trial) -> Decision:
+    """What follows on the runs of the workload at hand."""
+    position, search = trial.position, trial.spec.workloads[trial.position.workload].search
+    if not search.of:
+        return decide(position.values, position.void_in_row, trial.spec.measure, position.warm_up)
+    ended = next_load(search, position.told).ended
+    return Decision.GIVE_UP if ended == VOID_RUNS else Decision.ENOUGH if ended else Decision.MORE
+
+
 def _counted(position: Position, body: RunFinished) -> Position:
     """A run without a usable rate counts as void: it never becomes a number."""
+    if body.run.searched.load:
+        return replace(position, runs=position.runs + 1, told=(*position.told, told_by(body.run)))
     rate = rate_of(body.run)
     if rate is None:
         return replace(position, runs=position.runs + 1, void_in_row=position.void_in_row + 1)
@@ -263,7 +282,8 @@ def _counted(position: Position, body: RunFinished) -> Position:
 def _next_workload(trial: Trial, position: Position) -> Step:
     after = replace(trial, position=position)
     if position.workload < len(trial.spec.workloads):
-        return after, (WarmUp(trial.spec.workloads[position.workload]),)
+        workload = trial.spec.workloads[position.workload]
+        return after, (WarmUp(workload.at(workload.search.least) if workload.search.of else workload),)
     return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
 
 

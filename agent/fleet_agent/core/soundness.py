@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, unpack
+from fleet_protos.search import CONCURRENCY, RATE, Search
 from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
@@ -177,7 +178,21 @@ def _of_measure(spec: TrialSpec) -> Iterator[str]:
     if spec.measure.runs_max > _MOST_RUNS:
         yield f"measure.runs_max: {spec.measure.runs_max}, more than {_MOST_RUNS}"
     for index, load in enumerate(spec.workloads):
-        yield from (f"workloads[{index}]{fault}" for fault in _of_load(load))
+        searched = tuple(_of_search(load.search)) if load.search.of else ()
+        found = searched or _of_load(load.at(load.search.most) if load.search.of else load)
+        yield from (f"workloads[{index}]{fault}" for fault in found)
+
+
+def _of_search(search: Search) -> Iterator[str]:
+    """Each fault begins with what it is about inside the workload."""
+    if search.of not in (RATE, CONCURRENCY):
+        yield f".search.of: {shown(search.of)} is neither {RATE} nor {CONCURRENCY}"
+    elif not 0 < search.least < search.most < _LARGEST_NUMBER or search.most / search.least > _LARGEST_NUMBER:
+        yield f".search: from {search.least:g} to {search.most:g} there is nothing to look for"
+    elif search.of == CONCURRENCY and not (search.least.is_integer() and search.most.is_integer()):
+        yield f".search: from {search.least:g} to {search.most:g} are no whole requests in flight"
+    elif not (0 < search.within < 1 and 0 < search.goodput <= 1):
+        yield f".search: within {search.within:g} and a goodput of {search.goodput:g} are no shares"
 
 
 def _of_load(load: Workload) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fleet_agent.core.effects import CloseTrial, Effect
+from fleet_agent.core.search import Told
 from fleet_protos.errors import Bug
 from fleet_protos.events import Body
 from fleet_protos.trial import Outcome, Phase, TrialSpec
@@ -39,7 +40,7 @@ class Server(Enum):
 class Position:
     """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload, `runs` counts void ones too.
 
-    `warm_up`: of the first of these values, those that were not steady, as the newest run showed.
+    `warm_up`: of the first of these values, those that were not steady, as the newest run showed. `told`: of a search, all its runs.
     """
 
     workload: int = 0
@@ -47,6 +48,7 @@ class Position:
     values: tuple[float, ...] = ()
     void_in_row: int = 0
     warm_up: int = 0
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

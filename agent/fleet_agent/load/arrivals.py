@@ -21,7 +21,8 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
     Gaps are drawn at a mean of one request and then laid along the rate (the inverse of its integral over time), so that a changing
     rate keeps the kind of its arrivals. constant: even gaps, the first request at 0. poisson: exponential gaps (a Poisson process).
     gamma: gaps of a gamma distribution whose shape is `burstiness`; 1 is poisson, below 1 requests come in bursts. At least one
-    request is due, so that no run is empty. Raises ValueError when the workload is no open loop.
+    request is due, so that no run is empty. Of a search, `run_index` counts the runs of the same load. Raises ValueError when the
+    workload is no open loop.
     """
     stages = _stages(workload)
     arrivals = workload.arrivals or CONSTANT
@@ -32,7 +33,8 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
     total = sum(stage.requests for stage in stages)
     if arrivals == CONSTANT:
         return _laid_along(stages, range(max(1, round(total))))
-    rng = random.Random(f"{seed}/{workload.name}/{run_index}")
+    load = f"@{workload.rate_per_s:g}" if workload.search.of else ""
+    rng = random.Random(f"{seed}/{workload.name}{load}/{run_index}")
     return _laid_along(stages, list(_drawn(rng, 1.0 if arrivals == POISSON else workload.burstiness, total)))
 
 

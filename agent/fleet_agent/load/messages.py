@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from fleet_protos.trial import Lengths, Part, SharedPrefix, Slo, Stage, Workload
+from fleet_protos.trial import Lengths, Part, Search, SharedPrefix, Slo, Stage, Workload
 
 WARM: Final = "warm"
 RUN: Final = "run"
@@ -78,6 +78,7 @@ def _workload(content: Mapping[str, Any]) -> Workload:
     values = dict(content)
     values["stages"] = tuple(Stage(**stage) for stage in values.pop("stages", ()))
     values["mix"] = tuple(Part(**_of_a_kind(part)) for part in values.pop("mix", ()))
+    values["search"] = Search(**values.pop("search", {}))
     return Workload(slo=Slo(**values.pop("slo", {})), **_of_a_kind(values))
 
 

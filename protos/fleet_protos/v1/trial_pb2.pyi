@@ -579,6 +579,44 @@ class Part(_message.Message):
 Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
+class Search(_message.Message):
+    """The highest load at which the workload's SLO is met is looked for: docs/decisions/0017. Loads are requests a second, or in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OF_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
+    GOODPUT_FIELD_NUMBER: _builtins.int
+    of: _builtins.str
+    """rate | concurrency; empty = nothing is looked for"""
+    least: _builtins.float
+    """the first load"""
+    most: _builtins.float
+    """no load is higher"""
+    within: _builtins.float
+    """ends when the lowest load that is not met is at most so much above the highest that is, relative to this one"""
+    goodput: _builtins.float
+    """share of a run's requests that must meet the SLO; those that failed do not"""
+    def __init__(
+        self,
+        *,
+        of: _builtins.str = ...,
+        least: _builtins.float = ...,
+        most: _builtins.float = ...,
+        within: _builtins.float = ...,
+        goodput: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodput", b"goodput", "least", b"least", "most", b"most", "of", b"of", "within", b"within"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Search: _TypeAlias = Search  # noqa: Y015
+
+@_typing.final
 class Workload(_message.Message):
     """One load pattern, after lists were expanded: closed loop when concurrency > 0, open loop when rate_per_s > 0 or there are stages."""
 
@@ -607,6 +645,7 @@ class Workload(_message.Message):
     TURNS_FIELD_NUMBER: _builtins.int
     THINK_S_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
+    SEARCH_FIELD_NUMBER: _builtins.int
     MIX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     concurrency: _builtins.int
@@ -657,6 +696,10 @@ class Workload(_message.Message):
         """groups 0: none"""
 
     @_builtins.property
+    def search(self) -> Global___Search:
+        """then concurrency and rate_per_s are 0, and requests too where each load has its own"""
+
+    @_builtins.property
     def mix(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
         """kinds of requests, in place of prompts, output_tokens, output, input_tokens, input and prefix"""
 
@@ -686,11 +729,12 @@ class Workload(_message.Message):
         turns: _builtins.int = ...,
         think_s: _builtins.float = ...,
         vocabulary: _builtins.int = ...,
+        search: Global___Search | None = ...,
         mix: _abc.Iterable[Global___Part] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "prefix", b"prefix", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "prefix", b"prefix", "search", b"search", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "cache", b"cache", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "mix", b"mix", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prefix", b"prefix", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "slo", b"slo", "speed", b"speed", "stages", b"stages", "think_s", b"think_s", "trace", b"trace", "turns", b"turns", "vocabulary", b"vocabulary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "arrivals", b"arrivals", "burstiness", b"burstiness", "cache", b"cache", "concurrency", b"concurrency", "duration_s", b"duration_s", "input", b"input", "input_tokens", b"input_tokens", "mix", b"mix", "name", b"name", "output", b"output", "output_tokens", b"output_tokens", "prefix", b"prefix", "prompts", b"prompts", "rate_per_s", b"rate_per_s", "request_timeout_s", b"request_timeout_s", "requests", b"requests", "search", b"search", "slo", b"slo", "speed", b"speed", "stages", b"stages", "think_s", b"think_s", "trace", b"trace", "turns", b"turns", "vocabulary", b"vocabulary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -940,6 +984,43 @@ class Artifact(_message.Message):
 Global___Artifact: _TypeAlias = Artifact  # noqa: Y015
 
 @_typing.final
+class Searched(_message.Message):
+    """What a run of a search tells. Loads are those of `Search`; 0 = none is known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOAD_FIELD_NUMBER: _builtins.int
+    MET_FIELD_NUMBER: _builtins.int
+    HIGHEST_MET_FIELD_NUMBER: _builtins.int
+    LOWEST_NOT_MET_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    load: _builtins.float
+    """of this run; 0 = it is of no search"""
+    met: _builtins.bool
+    """this run met the SLO; a void one tells nothing"""
+    highest_met: _builtins.float
+    """by what is known after this run: the newest run's word counts"""
+    lowest_not_met: _builtins.float
+    ended: _builtins.str
+    """with this run: found | above | below | client_limited | unsettled | void_runs; empty = it goes on"""
+    def __init__(
+        self,
+        *,
+        load: _builtins.float = ...,
+        met: _builtins.bool = ...,
+        highest_met: _builtins.float = ...,
+        lowest_not_met: _builtins.float = ...,
+        ended: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "highest_met", b"highest_met", "load", b"load", "lowest_not_met", b"lowest_not_met", "met", b"met"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Searched: _TypeAlias = Searched  # noqa: Y015
+
+@_typing.final
 class RunResult(_message.Message):
     """One measured repeat of a workload. Times are wall time × time_scale, so a simulated run reads in model time."""
 
@@ -977,6 +1058,7 @@ class RunResult(_message.Message):
     GATES_FIELD_NUMBER: _builtins.int
     ARTIFACT_FIELD_NUMBER: _builtins.int
     WARM_UP_RUNS_FIELD_NUMBER: _builtins.int
+    SEARCHED_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
     index: _builtins.int
     """from 1"""
@@ -997,6 +1079,8 @@ class RunResult(_message.Message):
     def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gate]: ...
     @_builtins.property
     def artifact(self) -> Global___Artifact: ...
+    @_builtins.property
+    def searched(self) -> Global___Searched: ...
     def __init__(
         self,
         *,
@@ -1012,10 +1096,11 @@ class RunResult(_message.Message):
         gates: _abc.Iterable[Global___Gate] | None = ...,
         artifact: Global___Artifact | None = ...,
         warm_up_runs: _builtins.int = ...,
+        searched: Global___Searched | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "searched", b"searched"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "duration_s", b"duration_s", "gates", b"gates", "index", b"index", "metrics", b"metrics", "output_tokens", b"output_tokens", "requests_failed", b"requests_failed", "requests_ok", b"requests_ok", "started_unix_ns", b"started_unix_ns", "time_scale", b"time_scale", "warm_up_runs", b"warm_up_runs", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "duration_s", b"duration_s", "gates", b"gates", "index", b"index", "metrics", b"metrics", "output_tokens", b"output_tokens", "requests_failed", b"requests_failed", "requests_ok", b"requests_ok", "searched", b"searched", "started_unix_ns", b"started_unix_ns", "time_scale", b"time_scale", "warm_up_runs", b"warm_up_runs", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

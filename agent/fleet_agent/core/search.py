@@ -1,0 +1,181 @@
+"""Owns the search for the highest load that meets an SLO: which load is next by the runs so far, and what a run says of its load. Pure.
+
+Doubling from the lowest load until one is not met, then halving the bracket on a logarithmic scale, so that all variants of a job visit
+the same loads. A run that misses is measured again at once and one that meets only where it becomes the result, because what goes wrong
+by chance makes runs worse, hardly ever better. The reasons: docs/decisions/0017, docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from fleet_agent.core.gates import LOOP_LAG
+from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX
+from fleet_protos.metrics import GOODPUT_RATIO
+from fleet_protos.search import CONCURRENCY, Search, Searched
+from fleet_protos.trial import Gate, GateEffect, RunResult
+
+FOUND: Final = "found"
+ABOVE: Final = "above"  # the highest load was met
+BELOW: Final = "below"  # the lowest load was not
+CLIENT: Final = "client_limited"  # the client could not drive a load
+UNSETTLED: Final = "unsettled"  # so many runs that it ended with what it knew
+VOID_RUNS: Final = "void_runs"  # runs that tell nothing, one after the other: the trial fails
+
+_DECIDED = 2  # equal answers
+_DIGITS = 4  # of a load
+_EXACT = 1e-9
+# Ways in which a request fails that a server under too much load shows. The others may be ours, or have nothing to do with load.
+_OVERLOADED = frozenset({"http_status", "server_error", "reset", "truncated", "timeout", "stalled"})
+
+
+class Answer(Enum):
+    """What a run says of its load."""
+
+    MET = "met"
+    NOT_MET = "not_met"
+    VOID = "void"
+    CLIENT_LIMITED = "client_limited"  # void, by what the client could do
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One run of a search, as the next load depends on it."""
+
+    load: float
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """`load` is to be measured next, 0 when the search has `ended`. `highest_met` and `lowest_not_met`: loads, 0 where there is none."""
+
+    load: float = 0.0
+    highest_met: float = 0.0
+    lowest_not_met: float = 0.0
+    ended: str = ""
+
+
+def told_by(run: RunResult) -> Told:
+    """What the next load depends on of a run that `judged` has seen."""
+    if not run.void:
+        return Told(run.searched.load, Answer.MET if run.searched.met else Answer.NOT_MET)
+    by_client = any(gate.code == "client_limited" and gate.effect >= GateEffect.VOID_RUN for gate in run.gates)
+    return Told(run.searched.load, Answer.CLIENT_LIMITED if by_client else Answer.VOID)
+
+
+def repeat_of(load: float, told: Sequence[Told]) -> int:
+    """How many runs of this load there will have been with the next one: what decides its arrivals, whatever came between."""
+    return 1 + sum(one.load == load for one in told)
+
+
+def judged(run: RunResult, search: Search, load: float, error_kinds: Mapping[str, int], before: Sequence[Told]) -> RunResult:
+    """The run with its answer, its gates as they hold in a search, and what is known after it. `before`: the runs until then."""
+    met = share_met(run) >= search.goodput and not any(gate.code == "rate_not_sustained" for gate in run.gates)
+    gates = tuple(_in_a_search(gate, run, met, error_kinds) for gate in run.gates)
+    run = replace(run, gates=gates, searched=Searched(load, met))
+    after = next_load(search, (*before, told_by(run)))
+    return replace(run, searched=Searched(load, met and not run.void, after.highest_met, after.lowest_not_met, after.ended))
+
+
+def share_met(run: RunResult) -> float:
+    """Of all its requests, those that met the SLO; one that failed did not."""
+    requests = run.requests_ok + run.requests_failed
+    return run.metrics.get(GOODPUT_RATIO, 0.0) * run.requests_ok / requests if requests else 0.0
+
+
+def _in_a_search(gate: Gate, run: RunResult, met: bool, error_kinds: Mapping[str, int]) -> Gate:
+    """Requests that failed under load are an answer; one that the client's limits may have given is none."""
+    if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
+        return replace(gate, effect=GateEffect.FLAG, message=f"{gate.message}; they count as not meeting the SLO")
+    if gate.code == "client_limited" and not met and set(gate.reasons) - {LOOP_LAG}:
+        told = f"{gate.message}; the SLO was not met, which may be the client's doing"
+        return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=told)
+    return gate
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """The answers so far, load by load."""
+
+    counts: Mapping[tuple[float, Answer], int]
+    loads: tuple[float, ...]
+
+    @classmethod
+    def of(cls, told: Sequence[Told]) -> _Tally:
+        return cls(Counter((one.load, one.answer) for one in told), tuple(sorted({one.load for one in told})))
+
+    def times(self, load: float, answer: Answer) -> int:
+        return self.counts.get((load, answer), 0)
+
+    def is_shut(self, load: float) -> bool:
+        """The client cannot drive it."""
+        return self.times(load, Answer.CLIENT_LIMITED) >= VOID_IN_ROW_MAX
+
+    def is_missed(self, load: float) -> bool:
+        return self.times(load, Answer.NOT_MET) >= _DECIDED
+
+    def is_met(self, load: float) -> bool:
+        """By what is known: nothing speaks against it, or two of three."""
+        return self.times(load, Answer.MET) > self.times(load, Answer.NOT_MET)
+
+    def is_sure(self, load: float) -> bool:
+        return self.times(load, Answer.MET) >= _DECIDED
+
+    def is_open(self, load: float) -> bool:
+        return not (self.is_met(load) or self.is_missed(load) or self.is_shut(load))
+
+
+def next_load(search: Search, told: Sequence[Told]) -> Next:
+    """What follows on these runs. Ends after `search.most_runs` at the latest, and never leaves `search.least` to `search.most`."""
+    tally = _Tally.of(told)
+    not_met = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
+    met = [load for load in tally.loads if tally.is_met(load) and not tally.is_shut(load) and (not not_met or load < not_met)]
+    lowest, highest = not_met, max(met, default=0.0)
+    sure = max(filter(tally.is_sure, met), default=0.0)
+    shut = any(map(tally.is_shut, tally.loads))
+    if _is_given_up(told) or (shut and not highest):
+        return Next(0.0, sure, lowest, VOID_RUNS)
+    if len(told) >= search.most_runs:
+        return Next(0.0, sure, lowest, UNSETTLED)
+    undecided = next(filter(tally.is_open, tally.loads), 0.0)
+    following, ended = (undecided, "") if undecided else _follows(search, highest, lowest, shut=shut, any_told=bool(told))
+    if ended and highest and not tally.is_sure(highest):
+        following, ended = highest, ""
+    return Next(0.0 if ended else following, highest, lowest, ended)
+
+
+def _is_given_up(told: Sequence[Told]) -> bool:
+    last = told[-VOID_IN_ROW_MAX:]
+    void = [one.answer in (Answer.VOID, Answer.CLIENT_LIMITED) for one in last]
+    return len(last) == VOID_IN_ROW_MAX and all(void) and any(one.answer is Answer.VOID for one in last)
+
+
+def _follows(search: Search, highest: float, lowest: float, *, shut: bool, any_told: bool) -> tuple[float, str]:
+    """(next load, how the search has ended) when every load that was measured is decided."""
+    if not any_told:
+        return search.least, ""
+    if not highest:
+        return 0.0, BELOW
+    if shut:
+        return 0.0, CLIENT
+    if not lowest:
+        return (min(2 * highest, search.most), "") if highest < search.most else (0.0, ABOVE)
+    middle = _middle(search, highest, lowest)
+    return (middle, "") if middle else (0.0, FOUND)
+
+
+def _middle(search: Search, low: float, high: float) -> float:
+    """The load half-way on a logarithmic scale, in whole requests or to four digits; 0 when the bracket is narrow enough."""
+    if high <= low * (1 + search.within) * (1 + _EXACT):
+        return 0.0
+    middle = math.sqrt(low * high)
+    if search.of == CONCURRENCY:
+        return float(min(max(round(middle), low + 1), high - 1)) if high - low > 1 else 0.0
+    short = float(f"{middle:.{_DIGITS}g}")
+    return short if low < short < high else middle

@@ -1,0 +1,202 @@
+"""Promises of the search for the highest load: it ends, stays inside its bounds, and its bracket holds the limit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet_agent.core import search as core
+from fleet_agent.core.gates import CAPACITY, DISPATCH_DELAY, LOOP_LAG
+from fleet_agent.core.search import Answer, Next, Told, judged, next_load, repeat_of, share_met, told_by
+from fleet_protos.search import CONCURRENCY, RATE, Search
+from fleet_protos.trial import Gate, GateEffect, RunResult
+
+RATES = Search(RATE, 1.0, 64.0, 0.05, 0.99)
+USERS = Search(CONCURRENCY, 1.0, 64.0, 0.05, 0.99)
+MET, NOT_MET, VOID, CLIENT = Answer.MET, Answer.NOT_MET, Answer.VOID, Answer.CLIENT_LIMITED
+
+
+def searched(search: Search, answer: Callable[[float, int], Answer]) -> tuple[list[Told], Next]:
+    """All runs of a search, `answer` saying what the n-th run (from 0) of a load is."""
+    told: list[Told] = []
+    while not (following := next_load(search, told)).ended:
+        told.append(Told(following.load, answer(following.load, repeat_of(following.load, told) - 1)))
+        assert len(told) <= search.most_runs
+    assert following.load == 0
+    return told, following
+
+
+def up_to(limit: float) -> Callable[[float, int], Answer]:
+    return lambda load, _: MET if load <= limit else NOT_MET
+
+
+def in_turn(answers: Sequence[Answer], then: Callable[[float, int], Answer]) -> Callable[[float, int], Answer]:
+    """The first runs of the search have these answers, the others are as they are by `then`."""
+    left = iter(answers)
+    return lambda load, count: next(left, None) or then(load, count)
+
+
+def test_a_search_doubles_then_halves_and_measures_again_what_decides() -> None:
+    told, end = searched(RATES, up_to(12.6))
+    assert [one.load for one in told] == [1, 2, 4, 8, 16, 16, 11.31, 13.45, 13.45, 12.33, 12.88, 12.88, 12.33]
+    assert end == Next(0.0, 12.33, 12.88, core.FOUND)
+
+
+def test_whole_requests_in_flight_are_searched_down_to_neighbours() -> None:
+    told, end = searched(USERS, up_to(5))
+    assert [one.load for one in told] == [1, 2, 4, 8, 8, 6, 6, 5, 5]
+    assert end == Next(0.0, 5.0, 6.0, core.FOUND)
+
+
+def test_a_limit_at_or_beyond_the_highest_load_is_open_above() -> None:
+    told, end = searched(RATES, up_to(64))
+    assert [one.load for one in told] == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert end == Next(0.0, 64.0, 0.0, core.ABOVE)
+
+
+def test_a_limit_below_the_lowest_load_is_open_below() -> None:
+    assert searched(RATES, up_to(0.9)) == ([Told(1.0, NOT_MET), Told(1.0, NOT_MET)], Next(0.0, 0.0, 1.0, core.BELOW))
+
+
+def test_one_bad_run_does_not_decide_a_load() -> None:
+    """As of a server that was cold."""
+    told, end = searched(RATES, in_turn([NOT_MET], up_to(12.6)))
+    assert [one.load for one in told[:4]] == [1, 1, 1, 2]
+    assert (end.highest_met, end.ended) == (12.33, core.FOUND)
+
+
+def test_a_load_that_was_met_by_luck_is_found_out_before_it_is_the_result() -> None:
+    lucky = {12.88: [MET]}
+    told, end = searched(RATES, lambda load, count: next(iter(lucky.get(load, [])[count:]), up_to(12.6)(load, count)))
+    assert [one.answer for one in told if one.load == 12.88] == [MET, NOT_MET, NOT_MET]
+    assert end == Next(0.0, 12.33, 12.88, core.FOUND)
+
+
+def test_a_void_run_says_nothing_and_its_load_is_measured_again() -> None:
+    told, end = searched(RATES, in_turn([MET, VOID, VOID, MET, CLIENT], up_to(12.6)))
+    assert [one.load for one in told[:6]] == [1, 2, 2, 2, 4, 4]
+    assert end.highest_met == 12.33
+
+
+def test_three_void_runs_in_a_row_give_up() -> None:
+    told, end = searched(RATES, in_turn([MET, VOID, CLIENT, VOID], up_to(9)))
+    assert (len(told), end.ended) == (4, core.VOID_RUNS)
+
+
+def test_a_load_that_the_client_cannot_drive_ends_the_search_open_above() -> None:
+    told, end = searched(RATES, lambda load, _: CLIENT if load > 20 else MET)
+    assert [one.load for one in told] == [1, 2, 4, 8, 16, 32, 32, 32, 16]
+    assert end == Next(0.0, 16.0, 0.0, core.CLIENT)
+
+
+def test_a_client_that_cannot_drive_the_lowest_load_gives_up() -> None:
+    assert searched(RATES, lambda load, _: CLIENT)[1] == Next(0.0, 0.0, 0.0, core.VOID_RUNS)
+
+
+@given(st.floats(0.5, 100.0), st.sampled_from([0.001, 0.01, 0.05, 0.3]), st.sampled_from([RATE, CONCURRENCY]))
+def test_the_bracket_holds_the_limit_and_is_as_narrow_as_asked(limit: float, within: float, of: str) -> None:
+    search = Search(of, 1.0, 64.0, within, 0.99)
+    told, end = searched(search, up_to(limit))
+    if end.ended == core.ABOVE:
+        assert limit >= 64 == end.highest_met
+    elif end.ended == core.BELOW:
+        assert limit < 1 == end.lowest_not_met
+    else:
+        assert end.ended == core.FOUND
+        assert end.highest_met <= limit < end.lowest_not_met
+        neighbours = of == CONCURRENCY and end.lowest_not_met - end.highest_met == 1
+        assert neighbours or end.lowest_not_met / end.highest_met <= 1 + within + 1e-6
+    assert len(told) <= 2 * search.most_loads + 1
+    assert of == RATE or all(one.load.is_integer() for one in told)
+
+
+SEARCHES = st.builds(
+    lambda of, least, times, within: Search(of, float(least), float(least * times), within, 0.99),
+    st.sampled_from([RATE, CONCURRENCY]), st.integers(1, 50), st.integers(2, 3000), st.floats(0.001, 0.9),
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(SEARCHES, st.lists(st.sampled_from(Answer), min_size=1, max_size=60))
+def test_whatever_runs_say_the_search_ends_inside_its_bounds_by_what_two_runs_said(search: Search, answers: list[Answer]) -> None:
+    said = (answers * (search.most_runs // len(answers) + 1)).__iter__()
+    told, end = searched(search, lambda load, count: next(said))
+    assert len(told) <= search.most_runs
+    assert all(search.least <= one.load <= search.most for one in told)
+    counts = Counter((one.load, one.answer) for one in told)
+    assert all(counts[load, MET] <= 2 and counts[load, NOT_MET] <= 2 for load, _ in counts)
+    if end.highest_met:
+        assert counts[end.highest_met, MET] == 2
+    if end.lowest_not_met:
+        assert counts[end.lowest_not_met, NOT_MET] == 2
+    assert not (end.highest_met and end.lowest_not_met) or end.highest_met < end.lowest_not_met
+
+
+@given(st.floats(0.5, 100.0), st.floats(0.5, 100.0))
+def test_variants_visit_the_same_loads_wherever_their_limits_are(one: float, other: float) -> None:
+    """A load that both try is bit for bit the same, so its prompts and arrivals are."""
+    loads = [{told.load for told in searched(RATES, up_to(limit))[0]} for limit in (one, other)]
+    shared = [load for load in loads[0] if any(abs(load / theirs - 1) < 1e-9 for theirs in loads[1])]
+    assert set(shared) <= loads[1]
+
+
+def a_run(goodput: float, ok: int = 100, failed: int = 0, *gates: Gate) -> RunResult:
+    return RunResult("w", 1, requests_ok=ok, requests_failed=failed, metrics={"goodput_ratio": goodput, "output_tok_s": 5.0}, gates=gates)
+
+
+def answer(run: RunResult, kinds: dict[str, int] | None = None) -> Answer:
+    return told_by(judged(run, RATES, 4.0, kinds or {}, ())).answer
+
+
+@pytest.mark.parametrize(("goodput", "expected"), [(1.0, MET), (0.99, MET), (0.989, NOT_MET), (0.0, NOT_MET)])
+def test_a_run_meets_the_slo_by_its_share_of_requests(goodput: float, expected: Answer) -> None:
+    assert answer(a_run(goodput)) is expected
+
+
+def test_a_run_says_its_load_and_what_is_known_after_it() -> None:
+    run = judged(a_run(1.0), RATES, 2.0, {}, (Told(1.0, MET),))
+    assert (run.searched.load, run.searched.met, run.searched.highest_met, run.searched.lowest_not_met, run.searched.ended) == (
+        2.0, True, 2.0, 0.0, ""
+    )  # fmt: skip
+    last = judged(a_run(0.1), RATES, 1.0, {}, (Told(1.0, NOT_MET),))
+    assert (last.searched.met, last.searched.lowest_not_met, last.searched.ended) == (False, 1.0, core.BELOW)
+
+
+FAILED = Gate("requests_failed", GateEffect.VOID_RUN, "3 of 103 requests failed")
+
+
+def test_requests_that_fail_under_load_are_an_answer_and_no_void_run() -> None:
+    run = judged(a_run(1.0, 100, 3, FAILED), RATES, 4.0, {"timeout": 2, "http_status": 1}, ())
+    assert share_met(run) == pytest.approx(100 / 103)
+    assert (run.void, run.searched.met, told_by(run).answer) == (False, False, NOT_MET)
+    assert "count as not meeting" in run.gates[0].message
+
+
+@pytest.mark.parametrize(("ok", "kinds"), [(0, {"timeout": 3}), (100, {"connect": 3}), (100, {"timeout": 2, "malformed": 1})])
+def test_requests_that_fail_for_another_reason_than_load_say_nothing_of_it(ok: int, kinds: dict[str, int]) -> None:
+    assert answer(a_run(1.0, ok, 3, FAILED), kinds) is VOID
+
+
+def test_a_rate_that_is_not_sustained_is_not_met_however_good_the_answers() -> None:
+    assert answer(a_run(1.0, 100, 0, Gate("rate_not_sustained", GateEffect.FLAG, "the queue grows"))) is NOT_MET
+
+
+@pytest.mark.parametrize("reasons", [(DISPATCH_DELAY,), (CAPACITY, LOOP_LAG)])
+def test_a_client_at_its_limit_is_never_the_servers_limit(reasons: tuple[str, ...]) -> None:
+    flag = Gate("client_limited", GateEffect.FLAG, "late", reasons)
+    assert (answer(a_run(0.5, 100, 0, flag)), answer(a_run(1.0, 100, 0, flag))) == (CLIENT, MET)
+    assert answer(a_run(1.0, 100, 0, replace(flag, effect=GateEffect.VOID_RUN))) is CLIENT
+
+
+def test_a_late_loop_alone_makes_no_answer_late_so_it_excuses_nothing() -> None:
+    assert answer(a_run(0.5, 100, 0, Gate("client_limited", GateEffect.FLAG, "woke late", (LOOP_LAG,)))) is NOT_MET
+
+
+def test_a_void_run_is_never_called_met() -> None:
+    run = judged(a_run(1.0, 100, 0, Gate("short_output", GateEffect.VOID_RUN, "short")), RATES, 4.0, {}, ())
+    assert (run.searched.met, told_by(run).answer) == (False, VOID)
