@@ -10,13 +10,13 @@ from fleet_agent.load.body import PATHS, Target, body, http_request
 from fleet_agent.load.client import Endpoint
 from fleet_agent.load.decode import decode
 
-_TRIES: Final = 10
+_TRIES: Final = 300  # half a minute: what a run left in the queue of an overloaded server is worked off first
 _PAUSE_S: Final = 0.1
 _TIMEOUT_S: Final = 10.0
 
 
 async def flush(target: Target) -> bool:
-    """Empty the prefix cache of an SGLang server. False: it would not (it refuses while a request runs; asked again for a second)."""
+    """Empty the prefix cache of an SGLang server. False: it would not (it refuses while a request runs; asked again for half a minute)."""
     endpoint = Endpoint(target.url)
     try:
         for _ in range(_TRIES):
