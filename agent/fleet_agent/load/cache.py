@@ -15,11 +15,11 @@ _PAUSE_S: Final = 0.1
 _TIMEOUT_S: Final = 10.0
 
 
-async def flush(target: Target) -> bool:
+async def flush(target: Target, tries: int = _TRIES) -> bool:
     """Empty the prefix cache of an SGLang server. False: it would not (it refuses while a request runs; asked again for half a minute)."""
     endpoint = Endpoint(target.url)
     try:
-        for _ in range(_TRIES):
+        for _ in range(tries):
             exchange = await endpoint.exchange(http_request(target, "/flush_cache", None), _TIMEOUT_S)
             if b" 200 " in b"".join(data for _, data in exchange.reads)[:16]:
                 return True
