@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -191,6 +192,21 @@ def test_deep_nesting_is_refused(opened: str) -> None:
 def test_multiplying_aliases_are_refused() -> None:
     bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
     assert "too_large" in codes(bomb)
+
+
+@pytest.mark.parametrize("times", [2, 60])
+def test_multiplying_merges_are_refused_before_they_multiply(times: int) -> None:
+    """Each level merges the one before it `times` over, into keys that are the same: few values, and thirty levels would take hours."""
+    levels = "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * times)}], b{n}: 1}}\n" for n in range(1, 31))
+    began_s = process_time()
+    told = codes("m0: &m0 {a: 1}\n" + levels)
+    assert told.count("too_large") == 1
+    assert process_time() - began_s < 10
+
+
+def test_a_mapping_merged_thousands_of_times_into_one_is_refused() -> None:
+    wide = f"wide: &wide {{{', '.join(f'k{n}: 1' for n in range(2000))}}}\n"
+    assert "too_large" in codes(f"{wide}all: {{<<: [{', '.join(['*wide'] * 2000)}]}}\n")
 
 
 def test_a_thousand_faults_are_counted_not_all_told() -> None:

@@ -155,18 +155,14 @@ class _Reader:
         self._file = file
         self._is_verbatim = is_verbatim
         self._open: list[int] = []
-        self._nodes = 0
+        self._nodes = 0  # read so far, those that merges brought in too
 
     def read(self, node: Node, path: Path) -> Any:
         """The plain value of `node`, which stands at `path`."""
         self.values[path] = _place(node)
-        self._nodes += 1
         if id(node) in self._open:
             return self._tell("endless_alias", node, path, "this alias contains itself", "write the value out")
-        if self._nodes > _MOST_NODES or len(path) > _DEEPEST:
-            if self._nodes <= _MOST_NODES + 1:
-                self._tell("too_large", node, path, "the file holds too many values or levels", "look for aliases that multiply")
-                self._nodes = _MOST_NODES + 2
+        if not self._has_room(node, path):
             return None
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
@@ -178,6 +174,16 @@ class _Reader:
             value = self._sequence(node, path)
         self._open.pop()
         return value
+
+    def _has_room(self, node: Node, path: Path) -> bool:
+        """Count one more value, of the file or of what a `<<` brings in; False, told once, from the first that is too many or too deep on."""
+        self._nodes += 1
+        if self._nodes <= _MOST_NODES and len(path) <= _DEEPEST:
+            return True
+        if self._nodes <= _MOST_NODES + 1:
+            self._tell("too_large", node, path, "the file holds too many values or levels", "look for aliases that multiply")
+            self._nodes = _MOST_NODES + 2
+        return False
 
     def _tell(self, code: str, node: Node, path: Path, message: str, hint: str = "") -> None:
         line, column = _place(node)
@@ -220,11 +226,13 @@ class _Reader:
             if not isinstance(source, MappingNode) or id(source) in self._open:
                 self._tell("bad_merge", value, path, "`<<` can only take in a mapping, by its alias", "write `<<: *name`")
                 continue
+            if not self._has_room(source, path):
+                return
             self._open.append(id(source))
             for key, entry in sorted(source.value, key=lambda pair: bool(pair[0].tag == _MERGE)):
                 if key.tag == _MERGE:
                     yield from self._merged(entry, path)
-                elif self._key(key, path) is not None:
+                elif self._has_room(entry, path) and self._key(key, path) is not None:
                     yield key, entry
             self._open.pop()
 
