@@ -176,7 +176,7 @@ class _Reader:
         return value
 
     def _has_room(self, node: Node, path: Path) -> bool:
-        """Count one more value, of the file or of what a `<<` brings in; False, told once, from the first that is too many or too deep on."""
+        """Count one more value, of the file or of what a `<<` brings in; False, told once, from the first too many or too deep on."""
         self._nodes += 1
         if self._nodes <= _MOST_NODES and len(path) <= _DEEPEST:
             return True
