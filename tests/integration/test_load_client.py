@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -19,12 +19,19 @@ from fleet_agent.load.prompts import Draw
 from fleet_agent.load.records import Response
 from fleet_agent.load.shard import ShardPlan, ShardResult, run_shard
 from tests.fakes import streams
+from tests.fakes.native import WAYS, reading
 from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, ScriptedServer, scripted_server, served
 from tests.fakes.simulated_server import free_port
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
 CHAT = streams.chat([" a", " b", " c"], tokens=9)
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy"
+
+
+@pytest.fixture(params=WAYS, autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with reading(request.param) as chosen:
+        yield chosen
 
 
 def read(exchange: Exchange) -> Response:
@@ -62,7 +69,7 @@ async def test_each_end_of_an_answer_has_its_name(script: Script, kind: str) -> 
 
 async def test_a_server_that_is_not_there_is_a_recorded_failure() -> None:
     exchange = await Endpoint(f"http://127.0.0.1:{free_port()}").exchange(REQUEST, 5)
-    assert (read(exchange).error_kind, exchange.reads) == ("connect", [])
+    assert (read(exchange).error_kind, len(exchange.reads)) == ("connect", 0)
 
 
 async def test_silence_before_an_answer_is_a_timeout_and_silence_within_one_is_a_stall() -> None:
@@ -100,7 +107,7 @@ async def test_times_are_those_of_the_reads_on_the_monotonic_clock() -> None:
         endpoint = Endpoint(server.url)
         exchange = await endpoint.exchange(REQUEST, 5)
         endpoint.close()
-    assert before < exchange.sent_ns < exchange.reads[0][0] <= exchange.reads[-1][0] < perf_counter_ns()
+    assert before < exchange.sent_ns < exchange.reads.times_ns[0] <= exchange.reads.last_ns < perf_counter_ns()
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "h:80"])

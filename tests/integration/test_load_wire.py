@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +19,16 @@ from fleet_agent.load import client
 from fleet_agent.load.body import Target
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.decode import decode
+from fleet_agent.load.native.library import library
+from fleet_agent.load.native.wire import new_wire
 from fleet_agent.load.prompts import Draw
 from fleet_agent.load.shard import ShardPlan, run_shard
-from fleet_agent.load.wire import Wire
+from fleet_agent.load.wire import arrival_ns
 from fleet_controller.trust.certify import Subject, make_certificate
 from fleet_protos.identity import Role
 from tests.fakes import streams
 from tests.fakes.certificates import Maker
+from tests.fakes.native import WAYS, reading
 from tests.fakes.scripted_server import served
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
@@ -36,6 +39,12 @@ BUSY_S = 0.08  # so long the loop does something else
 SOON_NS = 20_000_000
 
 
+@pytest.fixture(params=WAYS, autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with reading(request.param) as chosen:
+        yield chosen
+
+
 def hold_up(seconds: float) -> None:
     """Keep the loop from all other work, as another stream's would."""
     time.sleep(seconds)
@@ -44,7 +53,7 @@ def hold_up(seconds: float) -> None:
 @asynccontextmanager
 async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asyncio.Task[Exchange]]]]:
     """So many connections over loopback, each with a request in flight whose answer has begun: the server's ends, and what will come."""
-    wire, pairs, connections = Wire(), [], []
+    wire, pairs, connections = new_wire(), [], []
     async with asyncio.TaskGroup() as group:
         with socket.create_server(("127.0.0.1", 0)) as server:
             for _ in range(count):
@@ -60,6 +69,7 @@ async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asy
         yield pairs
     for connection in connections:
         connection.abort()
+    wire.close()
     for far, _ in pairs:
         far.close()
 
@@ -71,22 +81,18 @@ async def test_the_time_of_a_read_is_that_of_its_arrival_and_not_that_of_the_loo
         hold_up(BUSY_S)
         await asyncio.sleep(0.01)
         far.send(streams.LAST_CHUNK)
-        [_, (at_ns, data), _] = (await exchange).reads
+        [_, (at_ns, data), _] = (await exchange).reads.pairs()
     assert data == PART
     assert sent_ns <= at_ns < sent_ns + SOON_NS
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_wall_clock_that_is_set_moves_no_time(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    async with talking() as [(far, exchange)]:
-        monkeypatch.setattr("fleet_agent.load.wire.time_ns", lambda: time.time_ns() + hours * 3600 * 10**9)
-        before_ns = perf_counter_ns()
-        for part in (PART, PART, PART, streams.LAST_CHUNK):
-            far.send(part)
-            await asyncio.sleep(0.002)
-        times = [at_ns for at_ns, _ in (await exchange).reads[1:]]
-        seen = [before_ns, *times, perf_counter_ns()]
-        assert len(times) == 4 and seen == sorted(seen)
+async def test_a_wall_clock_that_is_set_moves_no_time(hours: int) -> None:
+    found = library()
+    arrived_ns = arrival_ns if found is None else found.call.bf_arrival_ns
+    apart_ns, at_ns = 1_800_000_000 * 10**9, 5000 * 10**9
+    for late_ns, expected_ns in ((700, at_ns - 700), (2000, at_ns), (-1, at_ns), (hours * 3600 * 10**9, at_ns)):
+        assert arrived_ns(apart_ns + at_ns - late_ns, apart_ns, at_ns - 1000, at_ns) == expected_ns
 
 
 async def test_each_of_many_streams_has_its_own_times_while_the_loop_is_held_up() -> None:
@@ -100,7 +106,7 @@ async def test_each_of_many_streams_has_its_own_times_while_the_loop_is_held_up(
         for far, _ in pairs:
             far.send(streams.LAST_CHUNK)
         for sent_ns, (_, exchange) in zip(sent, pairs, strict=True):
-            [_, (at_ns, data), _] = (await exchange).reads
+            [_, (at_ns, data), _] = (await exchange).reads.pairs()
             assert data == PART
             assert sent_ns <= at_ns < sent_ns + 3_000_000
 
@@ -162,7 +168,7 @@ async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(monkeypatch: p
         endpoint.close()
     response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
     assert (response.error_kind, response.error_detail) == ("malformed", "no end after 1 MiB")
-    assert sum(len(data) for _, data in exchange.reads) < 2 << 20
+    assert len(exchange.reads.data) < 2 << 20
 
 
 async def test_an_answer_that_drips_ends_at_its_deadline() -> None:
@@ -218,13 +224,13 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
 
 
 def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Wire, stamp: bytes, after_ns: int) -> int:
-        raise ValueError(f"no stamp of {len(stamp)} bytes is known")
+    def broken(_: Connection) -> None:
+        raise ValueError("nobody looks")
 
-    monkeypatch.setattr(Wire, "arrival_ns", broken)
+    monkeypatch.setattr(Connection, "look", broken)
     with served((CHAT,)) as server:
         plan = ShardPlan(Target(server.url, "m"), "chat", Draw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, timeout_s=60)
         began = time.monotonic()
-        with pytest.raises(ValueError, match="no stamp of 16 bytes"):
+        with pytest.raises(ValueError, match="nobody looks"):
             run_shard(plan)
         assert time.monotonic() - began < 30

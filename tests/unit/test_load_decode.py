@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_agent.load import decode as decoder
 from fleet_agent.load import framing
-from fleet_agent.load.decode import decode
+from fleet_agent.load.reads import Reads
 from fleet_agent.load.records import Response
 from fleet_agent.load.sse import Events
 from tests.fakes import streams
+from tests.fakes.native import WAYS, reading
 
 TEXTS = [" one", "", " zwölf", " 日本", "\n\n", " 🙂", "end"]
 CHAT = streams.chat(TEXTS, tokens=19, steps=7, cached=4, ids=19)
@@ -24,6 +27,16 @@ CRLF = streams.HEAD + b"".join(
     streams.chunk(part.replace(b"\n", b"\r\n")) for part in [b": ping\n\n", *streams.chat_events(TEXTS, tokens=19), streams.DONE]
 ) + streams.LAST_CHUNK  # fmt: skip
 ANSWERS = {"chat": CHAT, "generate": GENERATE, "crlf": CRLF}
+
+
+@pytest.fixture(params=WAYS, autouse=True, scope="module")
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with reading(request.param) as chosen:
+        yield chosen
+
+
+def decode(pairs: Iterable[tuple[int, bytes]], *, closed: bool, failure: str = "", detail: str = "") -> Response:
+    return decoder.decode(Reads.of(pair for pair in pairs if pair[1]), closed=closed, failure=failure, detail=detail)
 
 
 def at_once(content: bytes) -> Response:
@@ -231,14 +244,18 @@ SPOKEN = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.samp
 
 @given(texts=st.lists(SPOKEN, max_size=30), ascii_only=st.booleans(), field=st.sampled_from(["content", "reasoning_content"]))
 def test_reads_that_are_alike_say_what_reading_them_as_json_says(texts: list[str], ascii_only: bool, field: str) -> None:
-    """Each event in a read of its own takes the shortcut where it may; all of them in one read never do."""
+    """Chunk by chunk the shortcut is taken where it may be; in lines that CRLF ends it never is."""
     events = [json.dumps({"choices": [{"index": 0, "delta": {"role": None, field: text}}]}, ensure_ascii=ascii_only) for text in texts]
     usage = streams.event({"choices": [], "usage": {"completion_tokens": 7, "prompt_tokens": 1}})
     ends = [streams.delta(finish="length"), usage, streams.DONE]
-    parts = [streams.chunk(b"data: " + event.encode() + b"\n\n") for event in events] + [streams.chunk(end) for end in ends]
-    content = [streams.HEAD, *parts, streams.LAST_CHUNK]
-    apart = decode([(number, part) for number, part in enumerate(content)], closed=False)
-    together = decode([(0, b"".join(content))], closed=False)
+
+    def answer(line_end: bytes) -> list[bytes]:
+        said = [b"data: " + event.encode() + 2 * line_end for event in events]
+        return [streams.HEAD, *map(streams.chunk, [*said, *ends]), streams.LAST_CHUNK]
+
+    apart, as_json = (decode(enumerate(answer(line_end)), closed=False) for line_end in (b"\n", b"\r\n"))
+    together = decode([(0, b"".join(answer(b"\n")))], closed=False)
+    assert apart == replace(as_json, last_ns=apart.last_ns)
     assert without_times(apart) == without_times(together)
     assert apart.text == "".join(texts)
     assert apart.chunk_ns == tuple(number for number, text in enumerate(texts, 1) if text)
@@ -252,10 +269,11 @@ def test_the_end_that_sizes_of_chunks_tell_is_the_end_of_the_answer(texts: list[
         came += len(piece)
         if ending is None:
             frame.feed(piece)
-            ending = frame.ending()
+            ahead = frame.next_chunk()
+            ending = ahead and framing.Ending(*ahead)
             found = framing.AT_END if frame.state == framing.ENDED else framing.GOES_ON
         else:
-            found = ending.look([(0, piece)])
+            found = ending.look(piece)
         if found == framing.LOOK_CLOSER:  # the last line itself may be cut, which only the whole tells
             assert came >= len(content) - len(streams.LAST_CHUNK)
             return
@@ -264,4 +282,4 @@ def test_the_end_that_sizes_of_chunks_tell_is_the_end_of_the_answer(texts: list[
 
 @pytest.mark.parametrize("after", [b"zz\r\n", b"-5\r\nabc", b"0\r\nx-trailer: 1\r\n\r\n", b"5;name=1\r\nhello\r\n", b"\r\n", b"f" * 5000])
 def test_what_sizes_alone_do_not_tell_is_looked_at_closer(after: bytes) -> None:
-    assert framing.Ending(0, b"").look([(0, after)]) == framing.LOOK_CLOSER
+    assert framing.Ending(0, b"").look(after) == framing.LOOK_CLOSER

@@ -7,17 +7,27 @@ needs no unescaping, says the same thing with that text. Whatever else comes is 
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
+
+from fleet_agent.load.native.library import Library, library
+from fleet_agent.load.reads import Reads
 
 _MARK: Final = "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken
 _PLACES: Final = (b'"content":"', b'"content": "', b'"reasoning_content":"', b'"reasoning_content": "', b'"text":"', b'"text": "')
 
 
-Reads = Sequence[tuple[int, bytes]]
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Events that are alike: the byte behind the last one, when each came, and their texts together."""
+
+    at: int
+    times_ns: array[int]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +49,52 @@ class Alike:
                 return cls(b"data: " + data[:start], data[end:] + b"\n\n\r\n")
         return None
 
-    def take(self, reads: Reads, number: int, at: int, times: list[int], texts: list[str]) -> tuple[int, int]:
-        """Append the texts of such events, and the times of their reads, from byte `at` of a read on, where a chunk begins.
+    def take(self, reads: Reads, read: int, at: int) -> Run:
+        """Such events from byte `at` on, where a chunk begins, within that read.
 
-        Returns the read and the byte in it where it ends: behind the last read, or before the first chunk that is cut, has another
-        event, an empty text, or one that would need unescaping. The hot path of decoding.
+        They end with the answer, or before the first chunk that is cut, has another event, an empty text, or one that would need
+        unescaping. The hot path of decoding.
         """
-        before, behind, most = self.before, self.behind, len(reads)
-        length, rest = len(before), len(behind)
-        while number < most:
-            ns, data = reads[number]
-            size = len(data)
-            while at < size:
-                line = data.find(b"\r\n", at, at + 10)
-                begin = line + 2 + length
-                if line <= at or not data.startswith(before, line + 2):
-                    return number, at
-                end = data.find(b'"', begin)
-                if end <= begin or not data.startswith(behind, end) or _size_of(data[at:line]) != end + rest - line - 4:
-                    return number, at
-                try:
-                    text = data[begin:end].decode()
-                except UnicodeDecodeError:
-                    return number, at
-                if "\\" in text or not text.isprintable():
-                    return number, at
-                times.append(ns)
-                texts.append(text)
-                at = end + rest
-            number, at = number + 1, 0
-        return number, 0
+        found = library()
+        return self.take_in_python(reads, read, at) if found is None else self.take_in_c(found, reads, read, at)
+
+    def take_in_c(self, found: Library, reads: Reads, read: int, at: int) -> Run:
+        """As `take`; 0.1 µs an event."""
+        data, before, behind = reads.data, self.before, self.behind
+        size = len(data)
+        times_ns = array("q", bytes(8 * ((size - at) // (len(before) + len(behind)) + 1)))
+        text = ctypes.create_string_buffer(size - at + 1)
+        run = found.call.bf_alike(
+            data, size, at, before, len(before), behind, len(behind), reads.times_ns.buffer_info()[0], reads.ends.buffer_info()[0],
+            read, times_ns.buffer_info()[0], text,
+        )  # fmt: skip
+        return Run(run.at, times_ns[: run.events], ctypes.string_at(text, run.text_size).decode())
+
+    def take_in_python(self, reads: Reads, read: int, at: int) -> Run:
+        """As `take`; a microsecond an event."""
+        data, ends, before, behind = reads.data, reads.ends, self.before, self.behind
+        size, length, rest = len(data), len(before), len(behind)
+        times_ns, texts = array("q"), []
+        while at < size:
+            line = data.find(b"\r\n", at, at + 10)
+            begin = line + 2 + length
+            if line <= at or not data.startswith(before, line + 2):
+                break
+            end = data.find(b'"', begin)
+            if end <= begin or not data.startswith(behind, end) or _size_of(data[at:line]) != end + rest - line - 4:
+                break
+            try:
+                text = data[begin:end].decode()
+            except UnicodeDecodeError:
+                break
+            if "\\" in text or not text.isprintable():
+                break
+            at = end + rest
+            while ends[read] < at - 2:  # the read that completed the event; the chunk's own end may come later
+                read += 1
+            times_ns.append(reads.times_ns[read])
+            texts.append(text)
+        return Run(at, times_ns, "".join(texts))
 
 
 @lru_cache(4096)

@@ -21,7 +21,7 @@ async def flush(target: Target, tries: int = _TRIES) -> bool:
     try:
         for _ in range(tries):
             exchange = await endpoint.exchange(http_request(target, "/flush_cache", None), _TIMEOUT_S)
-            if b" 200 " in b"".join(data for _, data in exchange.reads)[:16]:
+            if b" 200 " in exchange.reads.data[:16]:
                 return True
             if exchange.failure:
                 return False

@@ -117,11 +117,14 @@ class _Users:
     async def cpu_s(self, request: bytes, count: int) -> float:
         """CPU seconds of the client for `count` requests."""
         numbers = iter(range(count))
-        before_s = time.thread_time() - self.server.cpu_s
+        before_s = self._used_s()
         async with asyncio.TaskGroup() as group:
             for _ in range(min(STREAMS, count)):
                 group.create_task(self._send(request, numbers))
-        return time.thread_time() - self.server.cpu_s - before_s
+        return self._used_s() - before_s
+
+    def _used_s(self) -> float:
+        return time.thread_time() + self.endpoint.wire.cpu_s - self.server.cpu_s
 
     async def _send(self, request: bytes, numbers: Iterator[int]) -> None:
         for _ in numbers:

@@ -6,13 +6,15 @@ Shapes read: OpenAI chat and completions streams, and SGLang's /generate stream,
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from typing import Any
 
 from fleet_agent.load import framing
-from fleet_agent.load.alike import Alike
+from fleet_agent.load.alike import Alike, Run
+from fleet_agent.load.reads import Reads
 from fleet_agent.load.records import ErrorName, Response
 from fleet_agent.load.sse import Event, Events
 
@@ -25,7 +27,8 @@ class _Reading:
     """What has been read of the events so far."""
 
     times: list[int] = field(default_factory=list)  # of each event that has a text field
-    texts: list[str] = field(default_factory=list)  # of the same events
+    said: bytearray = field(default_factory=bytearray)  # 1 for each of the same events that has a text
+    texts: list[str] = field(default_factory=list)  # of each of them (/generate), or in other pieces
     counts: dict[int, int] = field(default_factory=dict)  # tokens so far, as said in the event of that place in `times`
     ids: list[int] = field(default_factory=list)  # token ids in that event (/generate)
     prompt_tokens: int | None = None
@@ -50,9 +53,16 @@ class _Reading:
             self.counts[len(self.times)] = count
         self.times.append(ns)
         self.texts.append(text)
+        self.said.append(text != "")
+
+    def run(self, run: Run) -> None:
+        """Events with a text and nothing else."""
+        self.times.extend(run.times_ns)
+        self.texts.append(run.text)
+        self.said += b"\1" * len(run.times_ns)
 
 
-def decode(reads: Sequence[tuple[int, bytes]], *, closed: bool, failure: str = "", detail: str = "") -> Response:
+def decode(reads: Reads, *, closed: bool, failure: str = "", detail: str = "") -> Response:
     """Read a recorded answer. `closed`: the peer ended the connection; `failure`: what the client saw go wrong.
 
     The client's failure stands only while the answer is incomplete: a connection reset after the last byte is no failure.
@@ -62,7 +72,7 @@ def decode(reads: Sequence[tuple[int, bytes]], *, closed: bool, failure: str = "
     words = _read_all(reads, frame, reading)
     if closed:
         frame.close()
-    last_ns = reads[-1][0] if reads else 0
+    last_ns = reads.last_ns
     if frame.state == framing.BROKEN:
         return Response(frame.status, last_ns=last_ns, error_kind=failure or ErrorName.MALFORMED, error_detail=frame.problem)
     whole = frame.state == framing.ENDED
@@ -72,30 +82,33 @@ def decode(reads: Sequence[tuple[int, bytes]], *, closed: bool, failure: str = "
     if whole and words and not reading.events:
         reading.error = (ErrorName.MALFORMED, "the answer is no event stream")
     kind, told = _verdict(reading, whole, failure, detail)
-    if not kind and not reads:
+    if not kind and not len(reads):
         kind = ErrorName.RESET
     return _response(reading, frame.status, last_ns, kind, told)
 
 
-def _read_all(reads: Sequence[tuple[int, bytes]], frame: framing.Framing, reading: _Reading) -> bytes:
+def _read_all(reads: Reads, frame: framing.Framing, reading: _Reading) -> bytes:
     """Take every read; the first bytes of the content, for people."""
-    events, words = Events(), b""
+    events, words, data = Events(), b"", reads.data
     alike: Alike | None = None
-    number = at = 0  # the read, and the byte in it, that come next
+    number = at = 0  # the read, and the byte of the answer, that come next
     while number < len(reads):
         if alike is not None and frame.is_between and events.is_between:
-            number, at = alike.take(reads, number, at, reading.times, reading.texts)
+            run = alike.take(reads, number, at)
+            reading.run(run)
+            at = run.at
+            number = bisect_right(reads.ends, at, number)
             if number == len(reads):
                 break
-        ns, data = reads[number]
-        end = frame.end_of_chunk(data, at)
+        end = min(frame.end_of_chunk(data, at), reads.ends[number])
         for piece in frame.feed(data[at:end]):
             words += piece[: _DETAIL - len(words)]
-            found = events.feed(ns, piece) if frame.status in (0, 200) else []
+            found = events.feed(reads.times_ns[number], piece) if frame.status in (0, 200) else []
             _read_events(reading, found)
             if found:
                 alike = Alike.like(found[-1].data) if reading.is_plain else None
-        number, at = (number, end) if end < len(data) else (number + 1, 0)
+        at = end
+        number += at == reads.ends[number]
     return words
 
 
@@ -227,7 +240,7 @@ def _verdict(reading: _Reading, whole: bool, failure: str, detail: str) -> tuple
 def _response(reading: _Reading, status: int, last_ns: int, kind: str, detail: str) -> Response:
     texts, all_times = reading.texts, reading.times
     cumulative = reading.generate and _is_cumulative(texts)
-    said = [bool(text) and not (cumulative and text == before) for before, text in zip(["", *texts], texts, strict=False)]
+    said = bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False)) if cumulative else reading.said
     times = all_times if all(said) else list(compress(all_times, said))
     counts = [reading.counts.get(place) for place in compress(range(len(said)), said)] if reading.counts else []
     own = max(reading.ids, default=0) if cumulative else sum(reading.ids)

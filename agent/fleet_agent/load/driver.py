@@ -29,6 +29,7 @@ from fleet_agent.load.columns import Columns
 from fleet_agent.load.crew import Crew, Done, NearCrew, cause
 from fleet_agent.load.far_crew import FarCrew
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
+from fleet_agent.load.native.library import library
 from fleet_agent.load.prompts import WARM_UP, Draw
 from fleet_agent.load.ray_cluster import RayNode
 from fleet_agent.load.ray_session import RaySession, end_own_session, wait_for_end_of_ray
@@ -270,6 +271,7 @@ def main() -> None:
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    library()  # built before the workers look for it; the first time that takes 0.2 s
     session = _session(arguments)
     try:
         code = asyncio.run(_main(session, arguments, orders, answers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 _HEAD_LIMIT: Final = 64 * 1024
@@ -67,11 +66,14 @@ class Framing:
             self._break("bytes after the end of the answer")
         return []
 
-    def ending(self) -> Ending | None:
-        """What finds the end of the answer from here on; None when only this can: the answer is not chunked, or is within a line."""
+    def next_chunk(self) -> tuple[int, bytes] | None:
+        """How many bytes are left to the line with the next chunk's size, and what has come of it: an `Ending` needs no more.
+
+        None when only this can find the end of the answer: it is not chunked, or is within the end of a line.
+        """
         if self.state != CHUNKED or self._trailer or (self._skip and self._rest):
             return None
-        return Ending(self._left + self._skip, self._rest)
+        return self._left + self._skip, self._rest
 
     def close(self) -> bool:
         """The connection has ended: True when that is where the answer ends, too."""
@@ -192,29 +194,27 @@ class Ending:
         self._left = left  # bytes to the end of the chunk, its line end included
         self._rest = rest  # a size line that is cut
 
-    def look(self, reads: Sequence[tuple[int, bytes]]) -> int:
-        """Take the next reads from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when only the whole tells."""
-        at, rest = self._left, self._rest
-        for _, data in reads:
-            if rest:
-                data, rest = rest + data, b""
-            size = len(data)
-            while at < size:
-                line = data.find(b"\r\n", at, at + _LINE_LIMIT)
-                if line < 0:
-                    at, rest = size, data[at:]
-                    if len(rest) >= _LINE_LIMIT:
-                        return LOOK_CLOSER
-                    break
-                try:
-                    length = int(data[at:line], 16)
-                except ValueError:
+    def look(self, data: bytes) -> int:
+        """Take what came next, from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when only the whole tells."""
+        at = self._left
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        size = len(data)
+        while at < size:
+            line = data.find(b"\r\n", at, at + _LINE_LIMIT)
+            if line < 0:
+                at, self._rest = size, data[at:]
+                if len(self._rest) >= _LINE_LIMIT:
                     return LOOK_CLOSER
-                if length <= 0:
-                    return AT_END if data[line:] == b"\r\n\r\n" and data is reads[-1][1] else LOOK_CLOSER
-                at = line + 4 + length
-            at -= size
-        self._left, self._rest = at, rest
+                break
+            try:
+                length = int(data[at:line], 16)
+            except ValueError:
+                return LOOK_CLOSER
+            if length <= 0:
+                return AT_END if data[line:] == b"\r\n\r\n" else LOOK_CLOSER
+            at = line + 4 + length
+        self._left = at - size
         return GOES_ON
 
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 from fleet_agent.load import messages
 from fleet_agent.load.cluster import JOIN_LIMIT_S
 from fleet_agent.load.messages import LoadReply, LoadRequest
+from fleet_agent.load.native.library import FOLDER_VARIABLE
 from fleet_agent.load.temporary import temporary_folder
 from fleet_agent.processes import boot_id, processes_of_session, read_stat
 from fleet_protos.errors import LoadFailed
@@ -25,7 +26,7 @@ from fleet_protos.errors import LoadFailed
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
 STOP_TIMEOUT_S: Final = 10.0
 _LINE_LIMIT: Final = 1 << 22
-_KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR", "CC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
     Ray starts eight Python processes: without compiled bytecode beside it that takes 8.5 s instead of 3.5 s (2 cores). So where the
     installation has none (read-only, or never compiled) it is kept in `folder`.
     """
-    env = {name: base[name] for name in _KEPT if name in base} | {"PYTHONUNBUFFERED": "1"}
+    env = {name: base[name] for name in _KEPT if name in base} | {"PYTHONUNBUFFERED": "1", FOLDER_VARIABLE: str(folder / "native")}
     spec = importlib.util.find_spec("ray")
     if spec is not None and spec.origin is not None and not os.path.exists(importlib.util.cache_from_source(spec.origin)):
         env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")

@@ -25,6 +25,7 @@ from fleet_agent.load.columns import Builder, Columns
 from fleet_agent.load.content import Messages
 from fleet_agent.load.decode import decode
 from fleet_agent.load.lag import Lag
+from fleet_agent.load.native.library import library
 from fleet_agent.load.pieces import HELD_CHUNKS
 from fleet_agent.load.prompts import Draw
 from fleet_agent.load.records import ErrorName, Request
@@ -35,7 +36,7 @@ from fleet_protos.trial import Workload
 GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
 MOST_IN_FLIGHT: Final = 16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
 SPARE_FILES: Final = 64  # descriptors that are left for everything but the requests in flight
-READ_COST_BYTES: Final = 128  # that a recorded read takes in memory beside its content
+READ_COST_BYTES: Final = 16  # that a recorded read takes in memory beside its content
 NAP_NS: Final = 300_000  # the loop may be held so long: arrivals have the kernel's times
 SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
 
@@ -177,7 +178,7 @@ class _Shard:
         self.flying.difference_update(mine)
         self.reads += len(exchange.reads)
         raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
-        size = READ_COST_BYTES * len(exchange.reads) + exchange.size
+        size = READ_COST_BYTES * len(exchange.reads) + len(exchange.reads.data)
         if self.raw_bytes + size > self.plan.room.raw_bytes:
             self.done.add(_read(raw))
         else:
@@ -243,6 +244,7 @@ def run_shard(plan: ShardPlan, start: Start | None = None, tls: ssl.SSLContext |
 def get_ready() -> int:
     """Run once in each worker ahead of time, so that the first run finds everything imported. Returns the worker's process id."""
     _raise_file_limit()
+    library()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.sleep(0.05))  # long enough that a second call lands in another worker
     return os.getpid()
@@ -273,10 +275,11 @@ async def _carry_out(shard: _Shard) -> None:
         shard.started_unix_ns, shard.start_ns = time.time_ns(), perf_counter_ns()
         shard.lag.taken()  # before the start it says nothing
         pattern: Callable[[_Shard, int], Awaitable[None]] = _closed_loop if shard.plan.concurrency else _open_loop
-        used_s = time.thread_time()
+        wire = shard.endpoint.wire
+        used_s = time.thread_time() + wire.cpu_s
         if not shard.cancelled:
             await pattern(shard, shard.start_ns)
-        shard.cpu_s = time.thread_time() - used_s
+        shard.cpu_s = time.thread_time() + wire.cpu_s - used_s
         looking.cancel()
     shard.endpoint.close()
 
@@ -322,7 +325,7 @@ async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
 
 
 def _ended_ns(exchange: Exchange) -> int:
-    return exchange.reads[-1][0] if exchange.reads else perf_counter_ns()
+    return exchange.reads.last_ns or perf_counter_ns()
 
 
 async def _think_until(due_ns: int, shard: _Shard) -> None:

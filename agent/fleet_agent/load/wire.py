@@ -1,19 +1,28 @@
-"""Owns how a shard listens to its sockets: the kernel's time of arrival with each read, moved to the monotonic clock. Knows no HTTP.
+"""Owns how a shard listens to its sockets: the kernel's time of arrival with each read, moved to the monotonic clock.
 
 The time of a read is the one that the kernel gave the bytes as they arrived (SO_TIMESTAMPNS), not the one at which this process was woken.
 Whatever the loop does in between, another stream's read or a request that is sent, does not make an answer look late (decision 0014).
+
+There are two wires. The one here reads in callbacks of the loop and runs everywhere; `native.wire` reads in C where the library could be
+built (decision 0018). A wire makes a line of each socket, which tells its owner when there is something to decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from time import perf_counter_ns, time_ns
-from typing import Final
+from typing import Final, Protocol
+
+from fleet_agent.load import framing
+from fleet_agent.load.reads import Reads
+from fleet_agent.load.secure import Secure
 
 READ_BYTES: Final = 1 << 16
+LOOK_BYTES: Final = 1 << 13
 FRESH_NS: Final = 1_000_000  # so long an offset of the clocks stands
 SO_TIMESTAMPNS: Final = 35  # asm-generic/socket.h; Python's socket module does not name it
 STAMP: Final = struct.Struct("@ll")  # struct timespec
@@ -21,37 +30,229 @@ ROOM: Final = socket.CMSG_SPACE(STAMP.size)
 _unpack: Final = STAMP.unpack
 
 
-class Wire:
+class Owner(Protocol):
+    """Who decides about a line: told on the loop, and of each thing once."""
+
+    def look(self) -> None:
+        """Something came, and the line was not told to watch, or can no longer (then `whole` is due)."""
+        ...
+
+    def complete(self) -> None:
+        """The answer that was watched is complete with the last byte that came."""
+        ...
+
+    def ended(self, error: OSError | None) -> None:
+        """The peer has ended the connection, or it broke."""
+        ...
+
+
+class Line(Protocol):
+    """The incoming side of one connected socket."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that came since the last `expect`."""
+        ...
+
+    def expect(self, sent_ns: int, most: int) -> bool:
+        """An answer of at most so many bytes is due from now on: beyond, `Owner.look` is called, watched or not.
+
+        False when the connection has ended or said something that nobody asked for.
+        """
+        ...
+
+    def fresh(self) -> bytes:
+        """What came since the last call, or since `expect`."""
+        ...
+
+    def whole(self) -> bytes:
+        """All that came since `expect`."""
+        ...
+
+    def watch(self, left: int, rest: bytes) -> None:
+        """Tell of no read any more but of the end of a chunked answer, of which everything so far was `fresh`.
+
+        `left`: bytes to the next line with a chunk's size, `rest`: what has come of it.
+        """
+        ...
+
+    def taken(self) -> Reads:
+        """The answer that was expected, as far as it came; it is not kept."""
+        ...
+
+    def drop(self) -> None:
+        """Close the socket. Harmless when it is closed."""
+        ...
+
+
+class Wire(Protocol):
     """The sockets of one event loop. Use it on that loop only."""
 
-    __slots__ = ("_apart_ns", "_loop", "_seen_ns")
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of a core that it has spent beside the loop's thread."""
+        ...
+
+    def line(self, link: socket.socket, owner: Owner, secure: Secure | None) -> Line:
+        """Listen to a connected, non-blocking socket, which is the line's to close."""
+        ...
+
+    def close(self) -> None:
+        """Drop all lines."""
+        ...
+
+
+def arrival_ns(stamp_ns: int, apart_ns: int, after_ns: int, at_ns: int) -> int:
+    """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before `after_ns`, nor later than now.
+
+    While the wall clock is being set nobody knows by which one a read was stamped: what cannot be is now.
+    """
+    arrived_ns = stamp_ns - apart_ns
+    return arrived_ns if after_ns <= arrived_ns <= at_ns else at_ns
+
+
+class LoopWire:
+    """Reads in callbacks of the loop."""
 
     def __init__(self) -> None:
         """Raises RuntimeError outside of a running loop."""
         self._loop = asyncio.get_running_loop()
         self._seen_ns = perf_counter_ns()
         self._apart_ns = time_ns() - self._seen_ns
+        self._lines: set[LoopLine] = set()
 
-    def add(self, link: socket.socket, read: Callable[[], None]) -> Callable[[], None]:
-        """Call `read` whenever a connected, non-blocking socket has news; the function that is returned ends that, and closes it."""
+    @property
+    def cpu_s(self) -> float:
+        """See `Wire`."""
+        return 0.0
+
+    def line(self, link: socket.socket, owner: Owner, secure: Secure | None) -> Line:
+        """See `Wire`."""
         link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        loop, number = self._loop, link.fileno()
-        loop.add_reader(number, read)
+        line = LoopLine(link, owner, secure, self.arrived_ns)
+        number = link.fileno()
 
         def remove() -> None:
-            loop.remove_reader(number)
+            self._loop.remove_reader(number)
+            self._lines.discard(line)
             link.close()
 
-        return remove
+        line.remove = remove
+        self._lines.add(line)
+        self._loop.add_reader(number, line.read)
+        return line
 
-    def arrival_ns(self, stamp: bytes, after_ns: int) -> int:
-        """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before `after_ns`, nor later than now.
+    def close(self) -> None:
+        """See `Wire`."""
+        for line in tuple(self._lines):
+            line.drop()
 
-        While the wall clock is being set nobody knows by which one a read was stamped: what cannot be is now.
-        """
+    def arrived_ns(self, stamp: bytes, after_ns: int) -> int:
+        """When the bytes arrived that were read just now."""
         now_ns = perf_counter_ns()
         if now_ns - self._seen_ns > FRESH_NS:
             self._seen_ns, self._apart_ns = now_ns, time_ns() - now_ns
         seconds, nanoseconds = _unpack(stamp)
-        at_ns: int = seconds * 1_000_000_000 + nanoseconds - self._apart_ns
-        return at_ns if after_ns <= at_ns <= now_ns else now_ns
+        return arrival_ns(seconds * 1_000_000_000 + nanoseconds, self._apart_ns, after_ns, now_ns)
+
+
+class LoopLine:
+    """See `Line`. `read` is the hot path: a read, two appends and one comparison."""
+
+    __slots__ = ("_arrived_ns", "_at_ns", "_ending", "_look_at", "_most", "_owner", "_parts", "_receive", "_secure", "_taken", "_times",
+                 "remove", "size")  # fmt: skip
+
+    def __init__(self, link: socket.socket, owner: Owner, secure: Secure | None, arrived_ns: Callable[[bytes, int], int]) -> None:
+        self.size = 0
+        self.remove: Callable[[], None] | None = None  # none: closed
+        self._owner = owner
+        self._receive = link.recvmsg
+        self._secure = secure
+        self._arrived_ns = arrived_ns
+        self._at_ns = 0  # of the newest read, or of the sending
+        self._times: list[int] = []
+        self._parts: list[bytes] = []
+        self._taken = 0  # parts that were looked at
+        self._ending: framing.Ending | None = None
+        self._look_at = self._most = 0
+
+    def read(self) -> None:
+        """There is news."""
+        try:
+            data, said, _, _ = self._receive(READ_BYTES, ROOM)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._owner.ended(error)
+            return
+        self._at_ns = at_ns = self._arrived_ns(said[0][2], self._at_ns) if said else perf_counter_ns()
+        if not data:
+            self._owner.ended(None)
+        elif self._secure is not None:
+            self._read_secure(at_ns, data, self._secure)
+        else:
+            self._came(at_ns, data)
+
+    def _read_secure(self, at_ns: int, data: bytes, secure: Secure) -> None:
+        """A piece of a TLS record, or whole ones."""
+        try:
+            plain, is_over = secure.opened(data)
+        except ssl.SSLError as error:
+            self._owner.ended(error)
+            return
+        if plain:
+            self._came(at_ns, plain)
+        if is_over:
+            self._owner.ended(None)
+
+    def _came(self, at_ns: int, data: bytes) -> None:
+        self._times.append(at_ns)
+        self._parts.append(data)
+        self.size += (size := len(data))
+        if self._ending is None:
+            self._owner.look()
+        elif size < 4 or data.endswith(b"\r\n\r\n") or self.size > self._look_at:
+            self._find_end(self._ending)
+
+    def _find_end(self, ending: framing.Ending) -> None:
+        """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny), and now and then.
+
+        What was looked at needs no look at the end, when the next request of the slot is due.
+        """
+        found = framing.LOOK_CLOSER if self.size > self._most else ending.look(self.fresh())
+        self._look_at = self.size + LOOK_BYTES
+        if found != framing.GOES_ON:
+            self._ending = None
+            (self._owner.complete if found == framing.AT_END else self._owner.look)()
+
+    def expect(self, sent_ns: int, most: int) -> bool:
+        """See `Line`."""
+        self._at_ns, self._most = sent_ns, most
+        return not self._parts
+
+    def fresh(self) -> bytes:
+        """See `Line`."""
+        new, self._taken = self._parts[self._taken :], len(self._parts)
+        return b"".join(new)
+
+    def whole(self) -> bytes:
+        """See `Line`."""
+        self._taken = len(self._parts)
+        return b"".join(self._parts)
+
+    def watch(self, left: int, rest: bytes) -> None:
+        """See `Line`."""
+        self._ending, self._look_at = framing.Ending(left, rest), self.size + LOOK_BYTES
+
+    def taken(self) -> Reads:
+        """See `Line`."""
+        reads = Reads.of(zip(self._times, self._parts, strict=True))
+        self._times, self._parts, self._taken, self.size, self._ending = [], [], 0, 0, None
+        return reads
+
+    def drop(self) -> None:
+        """See `Line`."""
+        remove, self.remove = self.remove, None
+        if remove is not None:
+            remove()
+

@@ -1,0 +1,162 @@
+"""Owns the C parts of the load client: builds them where they run, loads them, names their functions. Whoever finds none does without.
+
+The agent's wheel is one for all hosts, and a host that serves models has a C compiler, since its server compiles kernels. So the source
+travels and is compiled once, in a quarter of a second; the result is kept in the load process's folder under its digest (decision 0018).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+log = logging.getLogger(__name__)
+
+FOLDER_VARIABLE: Final = "BENCHFLEET_NATIVE"  # the folder to keep it in; empty or unset: nothing is built, all is read in Python
+COMPILE_LIMIT_S: Final = 60.0
+LOOK, END, CLOSED, BROKEN = 1, 2, 4, 8
+_SOURCES: Final = ("alike.c", "reader.c")
+_HEADERS: Final = ("native.h",)
+_FLAGS: Final = ("-O2", "-fPIC", "-shared", "-pthread")
+
+
+class News(ctypes.Structure):
+    """struct news of native.h."""
+
+    _fields_ = (("key", ctypes.c_uint64), ("what", ctypes.c_int32), ("error", ctypes.c_int32), ("size", ctypes.c_uint64))
+    key: int
+    what: int
+    error: int
+    size: int
+
+
+class Answer(ctypes.Structure):
+    """struct answer of native.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("times", ctypes.c_void_p), ("ends", ctypes.c_void_p),
+        ("size", ctypes.c_uint64), ("reads", ctypes.c_uint64),
+    )  # fmt: skip
+    data: int | None
+    times: int | None
+    ends: int | None
+    size: int
+    reads: int
+
+
+class Run(ctypes.Structure):
+    """struct run of native.h."""
+
+    _fields_ = (("at", ctypes.c_uint64), ("events", ctypes.c_uint64), ("text_size", ctypes.c_uint64))
+    at: int
+    events: int
+    text_size: int
+
+
+_P, _I, _L, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
+_FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → what it returns, what it takes
+    "bf_alike": (Run, (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P)),
+    "bf_arrival_ns": (_L, (_L, _L, _L, _L)),
+    "bf_reader_new": (_P, ()),
+    "bf_reader_news_descriptor": (_I, (_P,)),
+    "bf_reader_stop": (None, (_P,)),
+    "bf_reader_free": (None, (_P,)),
+    "bf_reader_cpu_ns": (_L, (_P,)),
+    "bf_reader_news": (_I, (_P, _P, _I)),
+    "bf_stream_add": (_P, (_P, _I, ctypes.c_uint64)),
+    "bf_stream_expect": (_I, (_P, _L, _N)),
+    "bf_stream_peek": (_N, (_P, _N, _P, _N)),
+    "bf_stream_watch": (_I, (_P, _N)),
+    "bf_stream_take": (None, (_P, _P)),
+    "bf_answer_free": (None, (_P,)),
+    "bf_stream_drop": (None, (_P,)),
+}
+
+
+class Library:
+    """The functions, by their names. All but `run`, which does not return, are called with Python's lock held: they take microseconds."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError for what is no such library, AttributeError for another version of it."""
+        short = ctypes.PyDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(short, name)
+            function.restype, function.argtypes = result, arguments
+        self.call: Any = short
+        self.run: Any = ctypes.CDLL(str(path)).bf_reader_run
+        self.run.restype, self.run.argtypes = None, (_P,)
+
+
+@lru_cache(1)
+def library() -> Library | None:
+    """The library of this process, built when it has to be; None where it cannot be had, which is said in the log once."""
+    folder = os.environ.get(FOLDER_VARIABLE, "")
+    return _loaded(Path(folder)) if folder else None
+
+
+def _loaded(folder: Path) -> Library | None:
+    try:
+        return Library(built(folder))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        log.warning("answers are read in Python, which takes about four times the processor: %s", _told(error))
+        return None
+
+
+def built(folder: Path) -> Path:
+    """The compiled library in that folder, compiled now unless it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    target = folder / f"load-{_digest()}.so"
+    if _is_ours(target):
+        return target
+    if compiler is None:
+        raise FileNotFoundError("there is no C compiler (cc, gcc or clang) on PATH")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _only_we_write(folder.lstat()):
+        raise PermissionError(f"{folder} belongs to somebody else, or others may write to it: chmod 700 {folder}")
+    here = Path(__file__).parent
+    descriptor, fresh = tempfile.mkstemp(suffix=".so", dir=folder)
+    os.close(descriptor)
+    try:
+        sources = [str(here / name) for name in _SOURCES]
+        subprocess.run([compiler, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
+        os.replace(fresh, target)  # whole, whoever else builds it at the same time
+    except BaseException:
+        Path(fresh).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _digest() -> str:
+    """Of all that the result depends on but the compiler, which any host has only one of."""
+    here = Path(__file__).parent
+    content = b"".join((here / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
+    return hashlib.sha256(content + " ".join((*_FLAGS, os.uname().machine)).encode()).hexdigest()[:16]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is there, and nobody else could have written it."""
+    try:
+        found, folder = path.lstat(), path.parent.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and _only_we_write(found) and _only_we_write(folder)
+
+
+def _only_we_write(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        said = [line for line in str(error.stderr).splitlines() if line.strip()]
+        return f"{error.cmd[0]} failed: {said[0] if said else f'exit code {error.returncode}'}"
+    return str(error)

@@ -1,0 +1,48 @@
+/* What the C parts of the load client offer to library.py, which names the same structs and functions for ctypes. */
+#ifndef BF_NATIVE_H
+#define BF_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { BF_LOOK = 1, BF_END = 2, BF_CLOSED = 4, BF_BROKEN = 8 };
+
+typedef struct reader reader;
+typedef struct stream stream;
+
+typedef struct news {
+    uint64_t key;
+    int32_t what, error; /* bits of BF_*; errno of BF_BROKEN */
+    uint64_t size;       /* bytes that came */
+} news;
+
+typedef struct answer {
+    char *data;
+    int64_t *times; /* of each read */
+    uint64_t *ends; /* where its bytes end */
+    uint64_t size, reads;
+} answer;
+
+typedef struct run {
+    uint64_t at, events, text_size; /* the byte behind the last event, how many there are, bytes of their texts */
+} run;
+
+run bf_alike(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,
+             const int64_t *times_ns, const uint64_t *ends, size_t read, int64_t *into_ns, char *into);
+int64_t bf_arrival_ns(int64_t stamp_ns, int64_t apart_ns, int64_t after_ns, int64_t at_ns);
+reader *bf_reader_new(void);
+int bf_reader_news_descriptor(reader *);
+void bf_reader_run(reader *);
+void bf_reader_stop(reader *);
+void bf_reader_free(reader *);
+int64_t bf_reader_cpu_ns(reader *);
+int bf_reader_news(reader *, news *, int most);
+stream *bf_stream_add(reader *, int descriptor, uint64_t key);
+int bf_stream_expect(stream *, int64_t sent_ns, size_t most);
+size_t bf_stream_peek(stream *, size_t from, char *into, size_t room);
+int bf_stream_watch(stream *, size_t next);
+void bf_stream_take(stream *, answer *into);
+void bf_answer_free(answer *);
+void bf_stream_drop(stream *);
+
+#endif

@@ -1,0 +1,175 @@
+"""Owns the wire that reads in C: a thread without Python's lock puts aside what arrives, and the loop hears of what is to be decided."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+import threading
+from array import array
+from itertools import count
+from typing import Final
+
+from fleet_agent.load.native.library import BROKEN, CLOSED, END, LOOK, Answer, Library, News, library
+from fleet_agent.load.reads import Reads
+from fleet_agent.load.secure import Secure
+from fleet_agent.load.wire import Line, LoopWire, Owner, Wire
+
+_MOST_NEWS: Final = 64
+_PEEK_BYTES: Final = 1 << 16
+
+
+def new_wire() -> Wire:
+    """The one that costs least here. Raises RuntimeError outside of a running loop."""
+    found = library()
+    return LoopWire() if found is None else NativeWire(found)
+
+
+class NativeWire:
+    """See `Wire`. What comes under TLS is read by the loop, since Python has the keys."""
+
+    def __init__(self, found: Library) -> None:
+        """Raises RuntimeError outside of a running loop, OSError when the system has no more descriptors."""
+        self._loop = asyncio.get_running_loop()
+        self.library = found
+        self.reader = found.call.bf_reader_new()
+        if not self.reader:
+            raise OSError("no more file descriptors for reading")
+        self.scratch = ctypes.create_string_buffer(_PEEK_BYTES)
+        self._lines: dict[int, NativeLine] = {}
+        self._keys = count(1)
+        self._news = (News * _MOST_NEWS)()
+        self._secure: LoopWire | None = None
+        self._thread = threading.Thread(target=found.run, args=(self.reader,), name="reader", daemon=True)
+        self._descriptor = found.call.bf_reader_news_descriptor(self.reader)
+        self._loop.add_reader(self._descriptor, self._hear)
+        self._thread.start()
+
+    @property
+    def cpu_s(self) -> float:
+        """See `Wire`."""
+        return float(self.library.call.bf_reader_cpu_ns(self.reader)) / 1e9 if self.reader else 0.0
+
+    def line(self, link: socket.socket, owner: Owner, secure: Secure | None) -> Line:
+        """See `Wire`. Raises OSError."""
+        if secure is not None:
+            self._secure = self._secure or LoopWire()
+            return self._secure.line(link, owner, secure)
+        line = NativeLine(self, link, owner, next(self._keys))
+        self._lines[line.key] = line
+        return line
+
+    def forget(self, key: int) -> None:
+        """That line is dropped."""
+        self._lines.pop(key, None)
+
+    def close(self) -> None:
+        """See `Wire`; the thread has ended afterwards."""
+        if self._secure is not None:
+            self._secure.close()
+        for line in tuple(self._lines.values()):
+            line.drop()
+        reader, self.reader = self.reader, None
+        if reader:
+            self._loop.remove_reader(self._descriptor)
+            self.library.call.bf_reader_stop(reader)
+            self._thread.join()
+            self.library.call.bf_reader_free(reader)
+
+    def _hear(self) -> None:
+        """There is something to decide."""
+        many = _MOST_NEWS
+        while many == _MOST_NEWS and self.reader:
+            many = self.library.call.bf_reader_news(self.reader, self._news, _MOST_NEWS)
+            told = [(one.key, one.what, one.error, one.size) for one in self._news[:many]]
+            for key, what, error, size in told:
+                line = self._lines.get(key)
+                if line is not None:
+                    line.hear(what, error, size)
+
+
+class NativeLine:
+    """See `Line`."""
+
+    __slots__ = ("_call", "_link", "_looked", "_owner", "_scratch", "_stream", "_wire", "key", "size")
+
+    def __init__(self, wire: NativeWire, link: socket.socket, owner: Owner, key: int) -> None:
+        """Raises OSError."""
+        self.key = key
+        self.size = 0  # as far as it was told
+        self._wire = wire
+        self._link = link
+        self._owner = owner
+        self._call = wire.library.call
+        self._scratch = wire.scratch
+        self._looked = 0  # bytes
+        self._stream = self._call.bf_stream_add(wire.reader, link.fileno(), key)
+        if not self._stream:
+            raise OSError("the system listens to no more connections")
+
+    def hear(self, what: int, error: int, size: int) -> None:
+        """What its wire was told of it."""
+        self.size = size
+        if what & END:
+            self._owner.complete()
+        elif what & LOOK:
+            self._owner.look()
+        if what & (CLOSED | BROKEN) and self._stream:
+            self._owner.ended(OSError(error, os.strerror(error)) if what & BROKEN else None)
+
+    def expect(self, sent_ns: int, most: int) -> bool:
+        """See `Line`."""
+        self._looked = self.size = 0
+        return self._stream is not None and not self._call.bf_stream_expect(self._stream, sent_ns, most)
+
+    def fresh(self) -> bytes:
+        """See `Line`."""
+        parts = []
+        while self._stream and (many := self._call.bf_stream_peek(self._stream, self._looked, self._scratch, _PEEK_BYTES)):
+            parts.append(ctypes.string_at(self._scratch, many))
+            self._looked += many
+        self.size = max(self.size, self._looked)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def whole(self) -> bytes:
+        """See `Line`."""
+        self._looked = 0
+        return self.fresh()
+
+    def watch(self, left: int, rest: bytes) -> None:
+        """See `Line`."""
+        found = self._call.bf_stream_watch(self._stream, self._looked + left - len(rest)) if self._stream else 0
+        if found & END:
+            self._owner.complete()
+        elif found:
+            self._owner.look()
+
+    def taken(self) -> Reads:
+        """See `Line`."""
+        if not self._stream:
+            return Reads()
+        answer = Answer()
+        place = ctypes.byref(answer)
+        self._call.bf_stream_take(self._stream, place)
+        reads = _copied(answer)
+        self._call.bf_answer_free(place)
+        self._looked = self.size = 0
+        return reads
+
+    def drop(self) -> None:
+        """See `Line`."""
+        stream, self._stream = self._stream, None
+        if stream:
+            self._call.bf_stream_drop(stream)
+            self._wire.forget(self.key)
+            self._link.close()
+
+
+def _copied(answer: Answer) -> Reads:
+    times, ends = array("q"), array("Q")
+    if not (answer.data and answer.times and answer.ends):
+        return Reads()
+    times.frombytes(ctypes.string_at(answer.times, answer.reads * times.itemsize))
+    ends.frombytes(ctypes.string_at(answer.ends, answer.reads * ends.itemsize))
+    return Reads(ctypes.string_at(answer.data, answer.size), times, ends)

@@ -1,0 +1,36 @@
+"""Owns one answer as it came: its bytes, and for each read when it arrived and where its bytes end. Interprets none of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """`times_ns` are perf_counter_ns, one for each read; `ends` the number of bytes up to the end of each read. `len` counts reads."""
+
+    data: bytes = b""
+    times_ns: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("Q"))
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[int, bytes]]) -> Reads:
+        """From the time and the bytes of each read, none of which is empty."""
+        told = list(pairs)
+        ends = array("Q", accumulate(len(data) for _, data in told))
+        return Reads(b"".join(data for _, data in told), array("q", [ns for ns, _ in told]), ends)
+
+    def __len__(self) -> int:
+        return len(self.times_ns)
+
+    @property
+    def last_ns(self) -> int:
+        """Of the last read; 0: nothing came."""
+        return self.times_ns[-1] if self.times_ns else 0
+
+    def pairs(self) -> list[tuple[int, bytes]]:
+        """The time and the bytes of each read: for people and tests."""
+        return [(ns, self.data[start:end]) for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)]

@@ -1,0 +1,29 @@
+"""Owns the choice of how answers are read in a test: by the C parts of the load client, or in Python as on a host without a compiler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from fleet_agent.load.native.library import FOLDER_VARIABLE, built, library
+
+WAYS: Final = ("c", "python")
+FOLDER: Final = Path(__file__).resolve().parents[2] / ".venv" / "native"
+
+
+@contextmanager
+def reading(way: str) -> Iterator[str]:
+    """Read in that way while inside. Raises OSError for C without a compiler: there is nothing to test then, and that is no success."""
+    before = os.environ.get(FOLDER_VARIABLE)
+    os.environ[FOLDER_VARIABLE] = str(built(FOLDER).parent) if way == "c" else ""
+    library.cache_clear()
+    try:
+        yield way
+    finally:
+        os.environ.pop(FOLDER_VARIABLE)
+        if before is not None:
+            os.environ[FOLDER_VARIABLE] = before
+        library.cache_clear()

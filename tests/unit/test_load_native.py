@@ -1,0 +1,155 @@
+"""Promises of the C parts of the load client: built once and by nobody else, done without where there are none, in accord with Python."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import socket
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_agent.load import framing
+from fleet_agent.load.alike import Alike
+from fleet_agent.load.native.library import FOLDER_VARIABLE, Library, built, library
+from fleet_agent.load.reads import Reads
+from tests.fakes import streams
+from tests.fakes.native import FOLDER
+
+EVENT = json.loads(streams.delta(content="text").removeprefix(b"data: "))
+DATA = json.dumps(EVENT, separators=(",", ":"), ensure_ascii=False).encode()
+SPOKEN = st.text(st.characters(exclude_categories=["Cs"]), max_size=4).map(str.encode)
+TEXTS = SPOKEN | st.binary(max_size=4) | st.sampled_from([b'"', b"\\n"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "native"))
+    return tmp_path / "native"
+
+
+def loaded() -> Library | None:
+    return library.__wrapped__()
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_it_is_built_once(folder: Path) -> None:
+    first = built(folder)
+    made = first.stat().st_mtime_ns
+    assert (built(folder), first.stat().st_mtime_ns, list(folder.iterdir())) == (first, made, [first])
+    assert loaded() is not None
+
+
+def test_what_others_could_have_written_is_built_anew(folder: Path) -> None:
+    path = built(folder)
+    path.write_bytes(b"somebody's")
+    path.chmod(0o666)
+    assert built(folder).read_bytes().startswith(b"\x7fELF")
+
+
+def test_a_folder_that_others_may_write_to_holds_nothing_that_is_loaded(folder: Path) -> None:
+    built(folder)
+    folder.chmod(0o777)
+    assert loaded() is None
+
+
+@pytest.mark.parametrize(
+    ("compiler", "told"),
+    [
+        ("echo 'cc: fatal error: no stdio.h' >&2; exit 1", "cc failed: cc: fatal error: no stdio.h"),
+        ("exit 3", "cc failed: exit code 3"),
+        ("true", "file too short"),
+    ],
+)
+def test_without_a_compiler_that_works_all_is_read_in_python_and_that_is_said(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str, told: str
+) -> None:
+    monkeypatch.setenv("CC", program(tmp_path / "cc", compiler))
+    with caplog.at_level(logging.WARNING):
+        assert loaded() is None
+    assert "answers are read in Python" in caplog.text and told in caplog.text
+
+
+def test_a_host_without_a_compiler_reads_in_python(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert loaded() is None
+    assert "there is no C compiler (cc, gcc or clang) on PATH" in caplog.text
+
+
+def test_nothing_is_built_where_no_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    assert loaded() is None
+
+
+FOUND = Library(built(FOLDER))
+
+
+@given(
+    parts=st.lists(st.tuples(TEXTS, st.sampled_from([0, 0, 0, 0, 1, -1])), max_size=12),
+    more=st.binary(max_size=30),
+    cuts=st.lists(st.integers(0, 10_000), max_size=20),
+)
+def test_events_that_are_alike_are_the_same_in_c_and_in_python(parts: list[tuple[bytes, int]], more: bytes, cuts: list[int]) -> None:
+    alike = Alike.like(DATA)
+    assert alike is not None
+    contents = [(alike.before + text + alike.behind.removesuffix(b"\r\n"), wrong) for text, wrong in parts]
+    data = b"".join(b"%x\r\n%b\r\n" % (len(content) + wrong, content) for content, wrong in contents) + more
+    if not data:
+        return
+    places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
+    reads = Reads.of((end, data[start:end]) for start, end in pairwise(places))
+    in_c, in_python = alike.take_in_c(FOUND, reads, 0, 0), alike.take_in_python(reads, 0, 0)
+    if in_python.text.isprintable() and "\u2028" not in data.decode(errors="replace"):  # Python leaves odd spaces to JSON, C need not
+        assert in_c.at >= in_python.at
+        assert (in_c.times_ns[: len(in_python.times_ns)], in_c.text[: len(in_python.text)]) == (in_python.times_ns, in_python.text)
+    assert in_c.at <= len(data)
+
+
+@given(
+    texts=st.lists(st.binary(min_size=1, max_size=40), max_size=12),
+    damage=st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 255)), max_size=2),
+)
+def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(texts: list[bytes], damage: list[tuple[int, int]]) -> None:
+    content = bytearray(b"".join(map(streams.chunk, texts)) + streams.LAST_CHUNK)
+    for place, byte in damage:
+        content[place % len(content)] = byte
+    expected = framing.Ending(0, b"").look(bytes(content))
+    found = watched(bytes(content))
+    if found == 2:
+        assert expected == framing.AT_END
+    elif expected == framing.AT_END:
+        assert damage and found == 1  # Python's int() takes signs and spaces, which only the whole settles
+
+
+def watched(content: bytes) -> int:
+    """What a reader says of a connection on which that has come and nothing else."""
+    call = FOUND.call
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    reader = call.bf_reader_new()
+    stream = call.bf_stream_add(reader, near.fileno(), 7)
+    call.bf_stream_expect(stream, 0, 1 << 20)
+    far.sendall(content)
+    call.bf_reader_stop(reader)
+    FOUND.run(reader)
+    buffer = ctypes.create_string_buffer(len(content))
+    assert call.bf_stream_peek(stream, 0, buffer, len(content)) == len(content)
+    found = int(call.bf_stream_watch(stream, 0))
+    call.bf_stream_drop(stream)
+    call.bf_reader_free(reader)
+    near.close()
+    far.close()
+    return found
