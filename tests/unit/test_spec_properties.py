@@ -21,7 +21,8 @@ KEYS = st.sampled_from(
     ["name", "model", "path", "engine", "kind", "url", "args", "env", "gpus", "simulation", "factors", "baseline", "exclude", "workloads",
      "concurrency", "rate", "duration", "output_tokens", "measure", "runs", "min", "max", "launches", "hosts", "labels", "x-a", "<<", "a",
      "ramp", "start", "end", "arrivals", "burstiness", "trace", "speed", "prompts", "input_tokens", "uniform", "lognormal", "median",
-     "sigma", "mix", "weight", "shared_prefix", "groups", "tokens", "cache", "sessions", "turns", "think_time"]
+     "sigma", "mix", "weight", "shared_prefix", "groups", "tokens", "cache", "sessions", "turns", "think_time", "search", "of", "from",
+     "to", "within", "goodput", "slo", "ttft_p99"]
 )  # fmt: skip
 WORDS = st.sampled_from(["Job", "sglang", "external", "2%", "30m", "random", "gamma", "file:a.txt", "flush"])
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 from fleet_controller.core.job import Job
@@ -44,7 +45,7 @@ def trial_seconds(trial: PlannedTrial, job: Job) -> float:
     """Wall seconds of one launch with all its workloads: one warm-up each, and runs half-way between the least and the most."""
     engine = trial.variant.engine
     runs = 1 + (job.measure.runs_min + job.measure.runs_max) / 2
-    measured_s = sum(runs * _run_seconds(workload) for workload in job.workloads)
+    measured_s = sum(_search_seconds(workload) if workload.search.of else runs * _run_seconds(workload) for workload in job.workloads)
     return _READY_S[engine.kind] + _ready_knob_s(engine) + measured_s / engine.simulation.time_scale + _STOP_S[engine.kind]
 
 
@@ -55,6 +56,12 @@ def _witness_s(plan: Plan, job: Job, trial: PlannedTrial) -> float:
 
 def _ready_knob_s(engine: EngineSpec) -> float:
     return engine.simulation.ready_after_s if engine.kind == EngineKind.SIMULATED else 0.0
+
+
+def _search_seconds(workload: Workload) -> float:
+    """Half as many runs as there may be at most, at the load in the middle."""
+    search = workload.search
+    return (1 + search.most_runs / 2) * _run_seconds(workload.at(math.sqrt(search.least * search.most)))
 
 
 def _run_seconds(workload: Workload) -> float:

@@ -55,9 +55,15 @@ def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]
 
 def hold_limit_s(spec: TrialSpec) -> float:
     """Wall seconds after which the lead must be over by its own limits: all launches, runs and requests as slow as they may be."""
-    runs = spec.measure.runs_max + 1
-    load_s = sum(runs * _longest_run_s(workload) for workload in spec.workloads)
+    load_s = sum(_longest_s(workload, spec.measure.runs_max) for workload in spec.workloads)
     return spec.engine.ready_timeout_s + load_s + spec.engine.stop_timeout_s
+
+
+def _longest_s(workload: Workload, runs_max: int) -> float:
+    """Of all runs of a workload, with its warm-up."""
+    if search := workload.search if workload.search.of else None:
+        return (1 + search.most_runs) * _longest_run_s(workload.at(search.most))
+    return (1 + runs_max) * _longest_run_s(workload)
 
 
 def _longest_run_s(workload: Workload) -> float:

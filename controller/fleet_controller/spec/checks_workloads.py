@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from fleet_controller.spec import checks_prompts
+from fleet_controller.spec import checks_prompts, checks_search
 from fleet_controller.spec.document import Path, dotted
 from fleet_controller.spec.findings import Finding
 from fleet_controller.spec.models import Lengths, Requests, Workload
@@ -14,7 +14,7 @@ from fleet_controller.spec.reading import Reading
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
 
-_LOADS: Final = ("concurrency", "rate", "ramp", "trace")
+_LOADS: Final = ("concurrency", "rate", "ramp", "trace", "search")
 _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
     "requests": ("concurrency", "trace"),
     "arrivals": ("rate", "ramp"),
@@ -47,15 +47,16 @@ def _loop(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]
     elif not written:
         message = f"the workload has none of {_or(_LOADS)}: it sends nothing"
         yield reading.finding("no_load", path, message, "write `concurrency: 1`, or `rate: 4` with `duration: 60s`", at_key=True)
-    if written == ["rate"] and workload.duration is None:
-        message = "`rate` needs `duration`: how long requests arrive"
+    kind = workload.search.of if written == ["search"] and workload.search else "".join(written[:1])
+    if kind == "rate" and len(written) == 1 and workload.duration is None:
+        message = f"{'a search of rates' if workload.search else '`rate`'} needs `duration`: how long requests arrive"
         yield reading.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
     if written and "trace" not in written and workload.output_tokens is None and workload.mix is None:
         message = f"`output_tokens` is missing from `{dotted(path)}`"
         hint = "write how many tokens each answer has, such as `output_tokens: 500`"
         yield reading.finding("missing_key", (*path, "output_tokens"), message, hint, at_key=True)
     for key, loads in _BELONGS.items():
-        if len(written) == 1 and written[0] not in loads and getattr(workload, key) is not None:
+        if len(written) == 1 and kind not in loads and getattr(workload, key) is not None:
             message, hint = f"`{key}` belongs to {_or(loads)}", f"remove it, or use {_or(loads)}"
             yield reading.finding("wrong_loop", (*path, key), message, hint, at_key=True)
 
@@ -72,7 +73,7 @@ def _burstiness(reading: Reading, path: Path, workload: Workload) -> Iterator[Fi
     if arrivals == "gamma" and workload.burstiness is None:
         message = "`arrivals: gamma` needs `burstiness`: the shape of the gaps, 1 is poisson, below 1 requests come in bursts"
         yield reading.finding("missing_key", (*path, "burstiness"), message, "write `burstiness: 0.5`")
-    elif arrivals != "gamma" and workload.burstiness is not None and (workload.rate is not None or workload.ramp is not None):
+    elif arrivals != "gamma" and workload.burstiness is not None and (workload.rate or workload.ramp or workload.search):
         message = f"`burstiness` shapes `arrivals: gamma`, and these arrivals are {arrivals}"
         yield reading.finding("wrong_arrivals", (*path, "burstiness"), message, "write `arrivals: gamma`, or remove it", at_key=True)
 
@@ -85,10 +86,12 @@ def _ramp(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]
 
 def _too_many(reading: Reading, path: Path, workload: Workload) -> Iterator[Finding]:
     rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate or 0.0,)
+    if workload.search is not None and workload.search.of == "rate":
+        rates = (workload.search.to,)
     due = max(rates) * (workload.duration or 0.0)
     due += sum((stage.start + stage.end) / 2 * stage.duration for stage in workload.ramp or ())
     if due > MOST_REQUESTS:
-        key = "rate" if workload.rate is not None else "ramp"
+        key = next(key for key in ("rate", "search", "ramp") if getattr(workload, key) is not None)
         message = f"one run would send some {due:,.0f} requests, more than {MOST_REQUESTS:,}"
         yield reading.finding("too_many_requests", (*path, key), message, "lower the rate, or shorten the duration", at_key=True)
 
@@ -143,4 +146,4 @@ def _and(keys: list[str]) -> str:
     return " and ".join(f"`{key}`" for key in keys)
 
 
-_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths, _sessions, _mix)
+_RULES: tuple[Rule, ...] = (_loop, _repeated, _burstiness, _ramp, _too_many, _lengths, _sessions, _mix, checks_search.check)

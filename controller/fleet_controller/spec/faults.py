@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from fleet_controller.spec import models
 from fleet_controller.spec.document import Document, Path, dotted
 from fleet_controller.spec.findings import ERROR, INFO, Finding
-from fleet_controller.spec.shape import Shape, Words
+from fleet_controller.spec.shape import Shape, Words, keys_of
 
 MOST_TOLD = 100
 _LONGEST_KEY = 64
@@ -31,6 +31,7 @@ JOB = Shape(
         ("factors", "*", "*", "simulation"): models.Simulation,
         ("workloads", "*"): models.Workload,
         ("workloads", "*", "slo"): models.Slo,
+        ("workloads", "*", "search"): models.Search,
         ("measure",): models.Measure,
         ("measure", "runs"): models.Runs,
         ("hosts",): models.Hosts,
@@ -56,6 +57,9 @@ JOB = Shape(
         "engine": "write `engine: {kind: sglang, …}`",
         "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
         "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
+        "of": "write which load: `of: rate`, or `of: concurrency`",
+        "from": "write the first load, one that is surely met, such as `from: 1`",
+        "to": "write the highest load to try, such as `to: 64`",
         "turns": "write how many requests a session has, such as `turns: 4`",
         "groups": "write how many beginnings there are, such as `groups: 4`",
         "tokens": "write how long each beginning is, such as `tokens: 1000`",
@@ -71,6 +75,7 @@ JOB = Shape(
         "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
         "factors.*": "give the factor at least one level, or remove it",
     },
+    common=frozenset({"of", "from", "to"}),
     names={("name",): "small letters, digits and dashes, at most 48, with a letter or digit first and last"},
 )
 _WANTED = {
@@ -187,13 +192,13 @@ def _unknown_key_hint(path: Path, shape: Shape) -> str:
     model, key = shape.model_at(path[:-1]), str(path[-1])
     if model is None:
         return "remove it"
-    near = _nearest(key.replace("-", "_"), list(model.model_fields))
+    near = _nearest(key.replace("-", "_"), keys_of(model))
     if near:
         return f"did you mean `{near}`?"
     home = shape.home_of(key)
     if home is not None:
         return f"it belongs in `{home}`" if home else "it belongs at the top of the file"
-    return f"known keys: {', '.join(model.model_fields)}"
+    return f"known keys: {', '.join(keys_of(model))}"
 
 
 def _missing_hint(path: Path, shape: Shape) -> str:

@@ -34,6 +34,7 @@ _STAND_INS: tuple[tuple[Path, Any], ...] = (
     (("engine", "container", "image"), "x"),
     (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
     (("workloads", "*", "sessions", "turns"), 2),
+    *((("workloads", "*", "search", key), content) for key, content in (("of", "rate"), ("from", 1), ("to", 2))),
     *((("workloads", "*", "shared_prefix", key), 1) for key in ("groups", "tokens")),
     *((("workloads", "*", "input_tokens", "uniform", key), 1) for key in ("min", "max")),
     *((("workloads", "*", "input_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),

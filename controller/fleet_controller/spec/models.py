@@ -34,6 +34,8 @@ _RATIO_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": RATIO_PA
 Duration = Annotated[float, _DURATION, _DURATION_SCHEMA]  # seconds, may be 0
 Deadline = Annotated[float, Field(gt=0), _DURATION, _DURATION_SCHEMA]  # seconds, above 0
 Precision = Annotated[float, Field(gt=0, lt=1), _RATIO, _RATIO_SCHEMA]
+Within = Annotated[float, Field(ge=0.001, le=0.5), _RATIO, _RATIO_SCHEMA]
+Share = Annotated[float, Field(gt=0, le=1), _RATIO, _RATIO_SCHEMA]
 Confidence = Annotated[float, Field(ge=0.5, lt=1), _RATIO, _RATIO_SCHEMA]
 Noise = Annotated[float, Field(ge=0, lt=1), _RATIO, _RATIO_SCHEMA]
 Drift = Annotated[float, Field(gt=-1, lt=1), _RATIO, _RATIO_SCHEMA]
@@ -242,6 +244,8 @@ _LOADS: list[JsonValue] = [
     {"required": ["rate", "duration", "output_tokens"]},
     {"required": ["ramp", "output_tokens"]},
     {"required": ["trace"]},
+    {"required": ["search", "output_tokens"]},
+    {"required": ["search", "mix"]},
     {"required": ["concurrency", "mix"]},
     {"required": ["rate", "duration", "mix"]},
     {"required": ["ramp", "mix"]},
@@ -260,6 +264,16 @@ class Sessions(Section):
 
     turns: Annotated[int, Field(ge=2, le=1000)] = Field(description="Requests of a session.")
     think_time: Duration = Field(default=0.0, description="Mean of what passes between an answer and the next request; exponential.")
+
+
+class Search(Section):
+    """The highest load at which the workload's `slo` is met, looked for run by run in every launch."""
+
+    of: Literal["rate", "concurrency"] = Field(description="Which load: requests a second, or requests in flight at once.")
+    from_: Rate = Field(alias="from", description="The first load; should be met surely.")
+    to: Rate = Field(description="No load is higher.")
+    within: Within = Field(default=0.05, description="Ends when the lowest load not met is at most so much above the highest met.")
+    goodput: Share = Field(default=0.99, description="Share of a run's requests that must meet the slo; failed ones do not.")
 
 
 class Requests(Section):
@@ -281,7 +295,7 @@ class Part(Requests):
 
 
 class Workload(Requests):
-    """A load pattern: a closed loop by `concurrency`, or an open one by `rate`, `ramp` or `trace`."""
+    """A load pattern: a closed loop by `concurrency`, an open one by `rate`, `ramp` or `trace`, or a search for the highest of either."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
 
@@ -290,13 +304,18 @@ class Workload(Requests):
     ramp: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=1000)] | None = Field(
         default=None, description="A rate that changes: stages, one after the other."
     )
+    search: Search | None = Field(
+        default=None, description="The highest rate or concurrency that meets the slo: {of, from, to, within, goodput}."
+    )
     arrivals: Literal["constant", "poisson", "gamma"] | None = Field(default=None, description="How requests arrive; default poisson.")
     burstiness: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         default=None, description="Of gamma arrivals: the shape of their gaps; 1 = poisson, below 1 = in bursts, above 1 = more even."
     )
     trace: Text | None = Field(default=None, description="File of requests that are replayed: Mooncake JSONL, or CSV.")
     speed: Annotated[float, Field(gt=0, le=10_000)] | None = Field(default=None, description="Of a trace: 2 = twice as fast; default 1.")
-    duration: Deadline | None = Field(default=None, description="How long requests of a rate arrive, or how much of a trace is replayed.")
+    duration: Deadline | None = Field(
+        default=None, description="How long requests of a rate arrive, in each run; or how much of a trace is replayed."
+    )
     requests: Count | None = Field(
         default=None, description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a trace: the first; all."
     )

@@ -21,6 +21,7 @@ from fleet_protos.trial import (
     Lengths,
     Measure,
     Part,
+    Search,
     SharedPrefix,
     Simulation,
     Slo,
@@ -123,6 +124,9 @@ def _cells(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[
     if workload.trace is not None:
         yield from _replayed(name, workload, named)
         return
+    if workload.search is not None:
+        yield _searched(_cell(name, workload, named), workload, workload.search)
+        return
     if workload.ramp is not None:
         stages = tuple(Stage(stage.start, stage.end, stage.duration) for stage in workload.ramp)
         duration_s = sum(stage.duration_s for stage in stages)
@@ -140,6 +144,14 @@ def _cells(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[
         turns = workload.sessions.turns if workload.sessions else 1
         requests = workload.requests or (turns * count * (1 if count == 1 else 2) if workload.sessions else default_requests(count))
         yield replace(_cell(cell, workload, named), concurrency=count, requests=requests)
+
+
+def _searched(cell: Workload, workload: models.Workload, written: models.Search) -> Workload:
+    """Neither a concurrency nor a rate, which each run has: an agent from before searches refuses such a load."""
+    search = Search(written.of, float(written.from_), float(written.to), written.within, written.goodput)
+    if written.of == "rate":
+        return replace(cell, search=search, duration_s=workload.duration or 0.0, **_arrivals(workload))
+    return replace(cell, search=search, requests=workload.requests or 0)
 
 
 def _replayed(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[Workload]:

@@ -16,11 +16,17 @@ def no_words(path: Path) -> Words | None:
     return None
 
 
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """The keys of a mapping as they are written: `from`, which no field can be called."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One kind of file. `models`: which model describes the mapping at a path, `*` stands for any one name or place in a list.
 
-    `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path; `unknown`: of keys that say something.
+    `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path; `unknown`: of keys that say something;
+    `common`: keys that say nothing of where they belong.
     """
 
     noun: str
@@ -29,6 +35,7 @@ class Shape:
     empty: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[Path, str] = field(default_factory=dict)
     unknown: Callable[[Path], Words | None] = no_words
+    common: frozenset[str] = frozenset()
 
     def model_at(self, path: Path) -> type[BaseModel] | None:
         """The model of the mapping at `path`."""
@@ -39,5 +46,7 @@ class Shape:
 
     def home_of(self, key: str) -> str | None:
         """Where `key` belongs, `workloads.NAME`; empty for the top of the file, None when it belongs nowhere."""
-        homes = (".".join(map(str, pattern)).replace("*", "NAME") for pattern, model in self.models.items() if key in model.model_fields)
+        if key in self.common:
+            return None
+        homes = (".".join(map(str, pattern)).replace("*", "NAME") for pattern, model in self.models.items() if key in keys_of(model))
         return next(homes, None)
