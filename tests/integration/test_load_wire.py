@@ -196,6 +196,7 @@ async def test_a_connection_on_which_a_request_is_still_being_sent_takes_no_othe
         async with asyncio.TaskGroup() as group:
             exchange = group.create_task(endpoint.exchange(REQUEST + b"x" * (64 << 20), 5))
             far, _ = await asyncio.to_thread(server.accept)
+            await asyncio.to_thread(far.recv, 1)
             far.send(refused)
         far.close()
         assert decode(exchange.result().reads, closed=False).status == 413
