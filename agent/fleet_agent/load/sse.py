@@ -19,7 +19,7 @@ class Events:
     __slots__ = ("_after_cr", "_rest")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # of an event that is cut; no end of it is in all but its last byte
         self._after_cr = False
 
     @property
@@ -28,18 +28,26 @@ class Events:
         return not self._rest and not self._after_cr
 
     def feed(self, ns: int, piece: bytes) -> list[Event]:
-        """The events with data that this piece of the body completes."""
+        """The events with data that this piece of the body completes. Takes a time for each byte once, however long an event is."""
         if self._after_cr or b"\r" in piece:
             piece = self._plain(piece)
-        body = self._rest + piece
+        rest: bytearray = self._rest
+        body: bytes | bytearray = piece
+        place = max(0, len(rest) - 1)
+        if rest:
+            rest += piece
+            body = rest
         found: list[Event] = []
         start = 0
-        while (end := body.find(b"\n\n", start)) >= 0:
-            data = _data_of(body[start:end])
+        while (end := body.find(b"\n\n", place)) >= 0:
+            data = _data_of(bytes(body[start:end]))
             if data:
                 found.append(Event(ns, data))
-            start = end + 2
-        self._rest = body[start:]
+            start = place = end + 2
+        if body is rest:
+            del rest[:start]
+        else:
+            rest += piece[start:]
         return found
 
     def _plain(self, piece: bytes) -> bytes:
