@@ -36,6 +36,10 @@ CLIENT_CPU_US_PER_TOKEN = "client_cpu_us_per_token"  # microseconds of a core th
 CLIENT_CAPACITY = "client_capacity_tok_s"  # of all shards of the run, at a token a read
 CLIENT_USE = "client_use_ratio"  # share of it that the run took
 
+# Of one launch: the highest load of a search that met the SLO, in requests a second or in flight.
+HIGHEST_RATE = "highest_rate_per_s"
+HIGHEST_CONCURRENCY = "highest_concurrency"
+
 # True: a larger value is better. Rates are throughput, the rest are times.
 HIGHER_IS_BETTER = {
     OUTPUT_TOK_S: True,
@@ -49,6 +53,8 @@ HIGHER_IS_BETTER = {
     ICL_P99: False,
     E2E_P50: False,
     E2E_P99: False,
+    HIGHEST_RATE: True,
+    HIGHEST_CONCURRENCY: True,
 }
 
 # Prometheus. Labels are bounded: host, job, variant, workload, engine (and phase, outcome).

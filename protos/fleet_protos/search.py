@@ -44,3 +44,4 @@ class Searched:
     highest_met: float = 0.0
     lowest_not_met: float = 0.0
     ended: str = ""
+    of: str = ""

@@ -222,7 +222,7 @@ class Workload:
     search: Search = field(default_factory=Search)
 
     def at(self, load: float) -> Workload:
-        """Itself at one load of its search. Requests of a closed loop that the job leaves open: four waves, or two sessions of each user."""
+        """Itself at one load of its search. Requests of a closed loop, where the job does not say: four waves, two sessions a user."""
         if self.search.of != CONCURRENCY:
             return replace(self, rate_per_s=load)
         users = round(load)

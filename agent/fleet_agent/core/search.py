@@ -80,7 +80,7 @@ def judged(run: RunResult, search: Search, load: float, error_kinds: Mapping[str
     gates = tuple(_in_a_search(gate, run, met, error_kinds) for gate in run.gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
     after = next_load(search, (*before, told_by(run)))
-    return replace(run, searched=Searched(load, met and not run.void, after.highest_met, after.lowest_not_met, after.ended))
+    return replace(run, searched=Searched(load, met and not run.void, after.highest_met, after.lowest_not_met, after.ended, search.of))
 
 
 def share_met(run: RunResult) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch, without_warm_up
+from fleet_controller.analysis.limits import METRIC_OF, Limit, is_searched, limits_of, mean_of, open_notes, ratio_of
 from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
 from fleet_controller.analysis.verdict import Answer, Needs, Question, Verdict, answer, without_interval
 from fleet_protos.errors import ConfigError
@@ -15,6 +16,8 @@ METRICS = (OUTPUT_TOK_S, TPOT_MEAN)
 EXTERNAL = "external"
 NOT_STEADY = "not_steady"  # the gate of a launch that never became steady
 _PLACES_NAMED = 3
+_NO_LAUNCHES = "an external server is not launched by us: no verdict about launches is possible"
+_OPEN = "a limit lies beyond the loads that were searched, or below them"
 SIMULATED = "simulated"
 
 
@@ -32,13 +35,15 @@ class Conditions:
     planned: tuple[tuple[str, str], ...] = ()
     workloads: tuple[str, ...] = ()
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    searches: Mapping[str, str] = field(default_factory=dict)  # workload → what its search is of
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One variant on one host under one workload, by one metric. `mean` and `interval` in the metric's unit, ratios without.
 
-    The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`, `unpaired` or empty.
+    The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`, `unpaired` or empty. `limits`: what the
+    searches of its launches found; then an interval may be open, up to infinity, and the mean is None where a limit is.
     """
 
     variant: str
@@ -57,6 +62,7 @@ class Row:
     gates: tuple[GateCount, ...]
     accept_length: float | None
     method: str = ""
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class _Side:
 
     launches: tuple[Launch, ...]
     runs: tuple[StoredRun, ...]
+    limits: tuple[Limit, ...] = ()
 
     def values(self, metric: str) -> list[float]:
         return [launch.values[metric] for launch in self.launches if metric in launch.values]
@@ -165,7 +172,7 @@ def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], _Side]:
     members: dict[tuple[str, str, str], list[StoredRun]] = {}
     for stored in without_warm_up(runs):
         members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
-    return {key: _Side(tuple(launches_of(group, METRICS_ALL)), tuple(group)) for key, group in members.items()}
+    return {key: _Side(tuple(launches_of(group, METRICS_ALL)), tuple(group), tuple(limits_of(group))) for key, group in members.items()}
 
 
 METRICS_ALL = tuple(HIGHER_IS_BETTER)
@@ -176,11 +183,15 @@ def _cells(runs: Sequence[StoredRun], conditions: Conditions) -> list[tuple[str,
     workloads = _first_seen(conditions.workloads if runs else (), [stored.run.workload for stored in runs])
     measured = {metric for stored in runs for metric in stored.run.metrics}
     metrics = [metric for metric in METRICS if metric in measured] or sorted(measured & set(METRICS_ALL))
-    return [(host, workload, metric) for host in hosts for workload in workloads for metric in metrics]
+    searches = {stored.run.workload: stored.run.searched.of for stored in runs if is_searched(stored)} | dict(conditions.searches)
+    of_search = {workload: [METRIC_OF[of]] for workload, of in searches.items() if of in METRIC_OF}
+    return [(host, workload, metric) for host in hosts for workload in workloads for metric in of_search.get(workload, metrics)]
 
 
 def _row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
     metric = key[3]
+    if metric in METRIC_OF.values() and not side.launches:
+        return _limit_row(key, side, frame)
     values, accepted = side.values(metric), side.values(ACCEPT_LENGTH)
     independent = frame.engine != EXTERNAL
     return Row(
@@ -199,12 +210,34 @@ def _row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
     )
 
 
+def _limit_row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
+    """Of a search. Its gates are those of runs that count as met or not at all: what a run trips by not meeting the SLO is its answer."""
+    independent = frame.engine != EXTERNAL
+    value, interval = mean_of(side.limits, frame.question.confidence)
+    return Row(
+        *key,
+        launches=len(side.limits) if independent else 0,
+        runs=sum(limit.runs for limit in side.limits),
+        mean=value,
+        interval=interval if independent else None,
+        ratio=1.0 if value else None,
+        ratio_interval=None,
+        verdict=None,
+        reason="" if side.limits else _failure(key[0], key[1], [], frame) or "no valid launch",
+        needs=None,
+        gates=gate_counts(stored for stored in side.runs if stored.run.void or stored.run.searched.met),
+        accept_length=None,
+        limits=side.limits,
+    )
+
+
 def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame, baseline: str = "") -> Row:
+    if row.metric in METRIC_OF.values() and not side.launches:
+        return _judged_limit(row, side.limits, reference.limits, frame, baseline)
     values, references = side.values(row.metric), reference.values(row.metric)
     ratio = mean(values) / mean(references) if values and references else None
     if frame.engine == EXTERNAL:
-        reason = "an external server is not launched by us: no verdict about launches is possible"
-        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=reason)
+        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
     failed = _failure(row.variant, row.host, values, frame) or _failure(baseline, row.host, references, frame)
     if failed:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
@@ -214,6 +247,27 @@ def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame, baseline: st
         return _answered(replace(row, ratio=ratio), given)
     given = answer(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
     return _answered(replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method), given)
+
+
+def _judged_limit(row: Row, ours: Sequence[Limit], theirs: Sequence[Limit], frame: _Frame, baseline: str) -> Row:
+    """By the highest loads met, with an interval that holds what the searches leave open."""
+    values, references = [limit.met for limit in ours], [limit.met for limit in theirs]
+    is_open = not all(limit.is_closed for limit in (*ours, *theirs))
+    ratio = mean(values) / mean(references) if values and references and not is_open else None
+    if frame.engine == EXTERNAL:
+        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
+    failed = _failure(row.variant, row.host, values, frame) or _failure(baseline, row.host, references, frame)
+    if failed:
+        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
+    estimate, method = ratio_of(ours, theirs, frame.question.confidence, may_pair=frame.may_pair)
+    if estimate is None:
+        few = min(len(values), len(references)) < 2 and not is_open
+        given = without_interval(values, references, frame.question, frame.minutes) if few else Answer(Verdict.INCONCLUSIVE, _OPEN)
+        return _answered(replace(row, ratio=ratio), given)
+    given = answer(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
+    if is_open and given.verdict == Verdict.INCONCLUSIVE:
+        given = Answer(Verdict.INCONCLUSIVE, _OPEN)
+    return _answered(replace(row, ratio=None if is_open else estimate.ratio, ratio_interval=estimate.interval, method=method), given)
 
 
 def _failure(variant: str, host: str, values: list[float], frame: _Frame) -> str:
@@ -244,6 +298,7 @@ def _comparison(conditions: Conditions, baseline: str, question: Question, rows:
     if conditions.engine == EXTERNAL:
         notes.append("external server: no launches, so no verdict about launches is possible")
     notes += _unsteady(rows)
+    notes += [note for row in rows for note in open_notes(row.limits)]
     if not rows:
         notes.append("no finished run yet")
     return Comparison(conditions.job, conditions.engine, conditions.time_scale, baseline, question, tuple(rows), tuple(notes))

@@ -76,7 +76,7 @@ def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[Launc
     """One launch per trial and workload, each metric's mean over the valid runs that have it, in the order first seen."""
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
-        if not stored.run.void:
+        if not stored.run.void and not stored.run.searched.load:  # runs of a search are of many loads
             grouped[stored.trial_id, stored.run.workload].append(stored)
     return [_launch(members, metrics) for members in grouped.values()]
 

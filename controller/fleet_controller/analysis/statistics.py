@@ -25,11 +25,14 @@ class Interval:
 class LogRatio:
     """A ratio estimated on the log scale, and how its half-width shrinks when both sides get launches more.
 
-    `half_width(k)` is the half-width on the log scale after k more launches of each side at the noise seen.
+    `half_width(k)` is the half-width on the log scale after k more launches of each side at the noise seen. `open_below` and `open_above`:
+    how much further each end lies, on that scale, because the values themselves are known between bounds only; launches do not change it.
     """
 
     log_ratio: float
     half_width: Callable[[int], float]
+    open_below: float = 0.0
+    open_above: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -40,7 +43,7 @@ class LogRatio:
     def interval(self) -> Interval:
         """The interval of the ratio, without unit."""
         now = self.half_width(0)
-        return Interval(math.exp(self.log_ratio - now), math.exp(self.log_ratio + now))
+        return Interval(math.exp(self.log_ratio - now - self.open_below), math.exp(self.log_ratio + now + self.open_above))
 
 
 def t_quantile(confidence: float, degrees: float) -> float:

@@ -64,6 +64,9 @@ def answer(estimate: LogRatio, question: Question, higher_is_better: bool, minut
     if verdict != Verdict.INCONCLUSIVE:
         return Answer(verdict, "the interval excludes no difference")
     reason = f"the interval holds no difference and reaches beyond {percent}"
+    if (estimate.open_below or estimate.open_above) and not _target(estimate, question) > 0:
+        left = f"{math.expm1(max(estimate.open_below, estimate.open_above)) * 100:.1f} %"
+        return Answer(verdict, f"{reason}: the searches leave up to {left} open, which more launches do not close: lower `within`")
     return Answer(verdict, reason, needs_of(estimate, question, minutes_per_launch))
 
 
@@ -72,10 +75,14 @@ def needs_of(estimate: LogRatio, question: Question, minutes_per_launch: float |
 
     Resolved means a half-width that excludes 1 (below |log ratio|) or fits the margin (below log(1+m) - |log ratio|).
     """
-    distance = abs(estimate.log_ratio)
-    target = max(distance, math.log1p(question.margin) - distance)
-    more = more_launches(estimate.half_width, target)
+    more = more_launches(estimate.half_width, _target(estimate, question))
     return _needs(more, minutes_per_launch, "")
+
+
+def _target(estimate: LogRatio, question: Question) -> float:
+    """The half-width over launches that resolves it; 0 or less where none does."""
+    low, high = estimate.log_ratio - estimate.open_below, estimate.log_ratio + estimate.open_above
+    return max(low, -high, math.log1p(question.margin) - max(high, -low))
 
 
 def without_interval(values: list[float], references: list[float], question: Question, minutes_per_launch: float | None) -> Answer:

@@ -6,12 +6,14 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.cli.connect import connected, controller_address
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.places import places
 from fleet_controller.report.causes import cause_lines, of_each_class
 from fleet_controller.report.jobs import job_heading, jobs_json, jobs_table, kept_out_table, show_json, trials_table
 from fleet_controller.report.screen import table_text
+from fleet_controller.report.searches import limits_table, loads_table
 from fleet_controller.report.values import Controller, JobSummary
 from fleet_protos.errors import ExitCode
 
@@ -54,6 +56,7 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
         return
     console.lines([job_heading(detail.job), ""])
     console.text(table_text(trials_table(detail.trials), console.width, console.colour))
+    _print_searches(runs, console)
     kept_out = kept_out_table(runs)
     if kept_out.rows:
         console.lines(["", "kept, and part of no number:"])
@@ -61,6 +64,15 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
     for trial in of_each_class(detail.trials):
         cause = cause_lines((await controller.trial(trial.trial_id, trial.attempt, False)).events)
         console.lines(["", f"{trial.failure_class}, first in {trial.trial_id}:", *(f"  {line}" for line in cause)] if cause else [])
+
+
+def _print_searches(runs: Sequence[StoredRun], console: Console) -> None:
+    limits, loads = limits_table(runs), loads_table(runs)
+    if limits.rows:
+        console.lines(["", "the highest load that meets the SLO, by launch:"])
+        console.text(table_text(limits, console.width, console.colour))
+        console.lines(["", "what the runs of each load said:"])
+        console.text(table_text(loads, console.width, console.colour))
 
 
 _VERBS: dict[str, Verb] = {"ls": _ls, "show": _show}

@@ -103,7 +103,9 @@ def _question(job: Job, wanted: Asked) -> tuple[float, float]:
 
 def _planned_conditions(results: Results, job: Job, detail: JobDetail) -> Conditions:
     workloads = tuple(workload.name for workload in job.workloads)
-    return replace(_conditions(results), planned=_planned(job, detail), workloads=workloads, failures=_failures(detail))
+    searches = {workload.name: workload.search.of for workload in job.workloads if workload.search.of}
+    planned = _planned(job, detail)
+    return replace(_conditions(results), planned=planned, workloads=workloads, failures=_failures(detail), searches=searches)
 
 
 def _conditions(results: Results) -> Conditions:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from fleet_controller.analysis import statistics
 from fleet_controller.analysis.compare import SIMULATED, Comparison, Row
+from fleet_controller.analysis.limits import Limit
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
 from fleet_controller.report.table import Table, as_csv, as_markdown
-from fleet_protos.metrics import HIGHER_IS_BETTER, OUTPUT_TOK_S, TOK_S_PER_USER, TPOT_MEAN, TPOT_P50, TPOT_P99, TTFT_P50, TTFT_P99
+from fleet_protos.metrics import (
+    HIGHER_IS_BETTER,
+    HIGHEST_CONCURRENCY,
+    HIGHEST_RATE,
+    OUTPUT_TOK_S,
+    TOK_S_PER_USER,
+    TPOT_MEAN,
+    TPOT_P50,
+    TPOT_P99,
+    TTFT_P50,
+    TTFT_P99,
+)
 
 JSON_VERSION = 1
 
@@ -21,6 +35,8 @@ _WORDS = {
     TPOT_P99: ("time per token p99", "ms/token", 1e3),
     TTFT_P50: ("time to first token p50", "ms", 1e3),
     TTFT_P99: ("time to first token p99", "ms", 1e3),
+    HIGHEST_RATE: ("highest rate", "/s", 1.0),
+    HIGHEST_CONCURRENCY: ("highest concurrency", "at once", 1.0),
 }
 
 
@@ -65,16 +81,25 @@ def _needs_text(needs: Needs | None) -> str:
 
 
 def _span(interval: Interval | None, factor: float) -> str:
-    return "" if interval is None else f"{_number(interval.low * factor)} … {_number(interval.high * factor)}"
+    if interval is None:
+        return ""
+    low, high = interval.low * factor, interval.high * factor
+    if math.isinf(high):
+        return f"≥ {_number(low)}" if low > 0 else "open"
+    return f"{_number(low)} … {_number(high)}" if low else f"≤ {_number(high)}"
 
 
 def _change_span(interval: Interval | None) -> str:
-    return "" if interval is None else f"{signed_percent(interval.low)} … {signed_percent(interval.high)}"
+    if interval is None:
+        return ""
+    if math.isinf(interval.high):
+        return f"≥ {signed_percent(interval.low)}" if interval.low > 0 else "open"
+    return f"{signed_percent(interval.low)} … {signed_percent(interval.high)}" if interval.low else f"≤ {signed_percent(interval.high)}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     _, unit, factor = words_of(row.metric)
-    mean = "" if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
+    mean = _open_mean(row) if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
     verdict = "baseline" if row.verdict is None else str(row.verdict)
     change = "" if row.verdict is None else change_text(row.metric, row.ratio)
     accept = "" if row.accept_length is None else f"{row.accept_length:.2f}"
@@ -82,6 +107,16 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.host, row.workload, row.variant, str(row.launches), str(row.runs), mean, _span(row.interval, factor),
         change, _change_span(row.ratio_interval), verdict, _needs_text(row.needs), accept,
     )  # fmt: skip
+
+
+def _open_mean(row: Row) -> str:
+    """The bound that the launches of a search give where their limits lie beyond the loads searched."""
+    unit = words_of(row.metric)[1]
+    if row.limits and all(limit.met for limit in row.limits):
+        return f"≥ {_number(statistics.mean([limit.met for limit in row.limits]))} {unit}"
+    if row.limits and not any(math.isinf(limit.not_met) for limit in row.limits):
+        return f"< {_number(statistics.mean([limit.not_met for limit in row.limits]))} {unit}"
+    return "open" if row.limits else ""
 
 
 def table_of(comparison: Comparison) -> Table:
@@ -114,7 +149,7 @@ def remarks_of(comparison: Comparison) -> list[str]:
     messages: dict[str, str] = {}  # the first of each gate: they differ in their figures
     for row in comparison.rows:
         place = _place(row)
-        if row.verdict == Verdict.INCONCLUSIVE or row.mean is None:
+        if row.verdict == Verdict.INCONCLUSIVE or (row.mean is None and row.reason):
             differs = len([reason for at, reason in several if at == place]) > 1  # the metrics of one place have reasons of their own
             reasons.setdefault(_reason(row), {})[f"{place}, {words_of(row.metric)[0]}" if differs else place] = 0
         for gate in row.gates:
@@ -214,11 +249,22 @@ def _row_json(row: Row) -> dict[str, Any]:
         ],
         "reason": row.reason,
         "accept_length": row.accept_length,
+        "limits": [limit_json(limit) for limit in row.limits],
     }
 
 
-def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
+def limit_json(limit: Limit) -> dict[str, Any]:
+    """What the search of one launch found; null for a load that is not known."""
+    return {"trial": limit.trial_id, "met": limit.met or None, "not_met": _end(limit.not_met), "ended": limit.ended}
+
+
+def _ends(interval: Interval | None) -> list[float | None] | None:
+    return None if interval is None else [interval.low, _end(interval.high)]
+
+
+def _end(value: float) -> float | None:
+    """None: open to that side."""
+    return None if math.isinf(value) else value
 
 
 def csv_of(comparison: Comparison) -> str:

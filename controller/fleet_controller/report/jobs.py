@@ -9,6 +9,7 @@ from typing import Any
 
 from fleet_controller.analysis.launches import StoredRun, without_warm_up
 from fleet_controller.report.progress import engine_mark
+from fleet_controller.report.searches import searches_json
 from fleet_controller.report.table import Table
 from fleet_controller.report.values import JobDetail, JobSummary, TrialStatus
 from fleet_protos.trial import GateEffect, Outcome, Phase
@@ -93,6 +94,7 @@ def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, An
             for run in without_warm_up(runs)
             if run.run.void
         ],
+        "searches": searches_json(runs),
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from fleet_controller.analysis.limits import load_text
 from fleet_controller.report.comparison import duration_text
 from fleet_controller.report.values import JobChange, JobSummary, TrialStatus
-from fleet_protos.metrics import OUTPUT_TOK_S
+from fleet_protos.metrics import GOODPUT_RATIO, OUTPUT_TOK_S
 from fleet_protos.trial import Outcome, Phase, RunResult
 
 _BAR_CELLS = 24
@@ -65,12 +66,25 @@ def _lines(seen: Progress, now: TrialStatus, run: RunResult | None, job: JobSumm
 def run_text(run: RunResult, job: JobSummary) -> str:
     """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a number.
 
-    A run that showed those before it to be warm-up says so.
+    A run that showed those before it to be warm-up says so; one of a search says its load and whether that was met.
     """
+    load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if run.void:
-        return f"{run.workload} voided by {', '.join(gate.code for gate in run.gates)}"
+        return f"{run.workload}{load} voided by {', '.join(gate.code for gate in run.gates)}{_found_text(run)}"
+    if load:
+        answer = "met" if run.searched.met else "not met"
+        goodput = f"goodput {run.metrics.get(GOODPUT_RATIO, 0.0) * 100:.1f} %"
+        return f"{run.workload}{load}: {answer}, {goodput}{engine_mark(job)}{_found_text(run)}"
     warm_up = {0: "", 1: ", the first run was warm-up"}.get(run.warm_up_runs, f", the first {run.warm_up_runs} runs were warm-up")
     return f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}{warm_up}"
+
+
+def _found_text(run: RunResult) -> str:
+    """What the search has found, once it has ended."""
+    told = run.searched
+    if not told.ended:
+        return ""
+    return f"; highest met {load_text(told.highest_met, told.of)}, lowest not met {load_text(told.lowest_not_met, told.of)}"
 
 
 def ending_text(trial: TrialStatus) -> str:

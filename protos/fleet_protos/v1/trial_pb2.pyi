@@ -994,6 +994,7 @@ class Searched(_message.Message):
     HIGHEST_MET_FIELD_NUMBER: _builtins.int
     LOWEST_NOT_MET_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
     load: _builtins.float
     """of this run; 0 = it is of no search"""
     met: _builtins.bool
@@ -1003,6 +1004,8 @@ class Searched(_message.Message):
     lowest_not_met: _builtins.float
     ended: _builtins.str
     """with this run: found | above | below | client_limited | unsettled | void_runs; empty = it goes on"""
+    of: _builtins.str
+    """as in Search"""
     def __init__(
         self,
         *,
@@ -1011,10 +1014,11 @@ class Searched(_message.Message):
         highest_met: _builtins.float = ...,
         lowest_not_met: _builtins.float = ...,
         ended: _builtins.str = ...,
+        of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "highest_met", b"highest_met", "load", b"load", "lowest_not_met", b"lowest_not_met", "met", b"met"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "highest_met", b"highest_met", "load", b"load", "lowest_not_met", b"lowest_not_met", "met", b"met", "of", b"of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,125 @@
+"""Owns what the searches of a job look like: what each launch found, and what the runs of each load said. Decides nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_controller.analysis.launches import StoredRun
+from fleet_controller.analysis.limits import Limit, found, is_searched, load_text
+from fleet_controller.analysis.statistics import mean
+from fleet_controller.report.comparison import limit_json
+from fleet_controller.report.table import Table
+from fleet_protos.metrics import GOODPUT_RATIO, TPOT_P99, TTFT_P99
+
+_ENDED = {
+    "": "goes on", "found": "found", "above": "met at the highest load: open above", "below": "not met at the lowest load: open below",
+    "client_limited": "the client could drive no more: open above", "unsettled": "not settled", "void_runs": "void runs",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRuns:
+    """All runs of one load of a search, over the launches of a variant on a host."""
+
+    workload: str
+    variant: str
+    host: str
+    of: str
+    load: float
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def valid(self) -> list[StoredRun]:
+        """Those that say something of the load."""
+        return [stored for stored in self.runs if not stored.run.void]
+
+    @property
+    def met(self) -> int:
+        """Runs that met the SLO."""
+        return sum(stored.run.searched.met for stored in self.valid)
+
+    def mean(self, metric: str) -> float | None:
+        """Of its valid runs; None where none has it."""
+        values = [stored.run.metrics[metric] for stored in self.valid if metric in stored.run.metrics]
+        return mean(values) if values else None
+
+
+def loads_of(runs: Sequence[StoredRun]) -> list[LoadRuns]:
+    """By workload, variant and host as they come, the loads ascending."""
+    grouped: defaultdict[tuple[str, str, str], defaultdict[float, list[StoredRun]]] = defaultdict(lambda: defaultdict(list))
+    for stored in filter(is_searched, runs):
+        grouped[stored.run.workload, stored.variant, stored.host][stored.run.searched.load].append(stored)
+    return [
+        LoadRuns(*key, members[0].run.searched.of, load, tuple(members))
+        for key, loads in grouped.items()
+        for load, members in sorted(loads.items())
+    ]
+
+
+def limits_table(runs: Sequence[StoredRun]) -> Table:
+    """One row a launch: between which loads its limit lies."""
+    rows = tuple(
+        (
+            limit.trial_id, str(limit.attempt), limit.variant, limit.workload, load_text(limit.met, limit.of),
+            load_text(limit.not_met, limit.of), str(limit.runs), _ENDED.get(limit.ended, limit.ended),
+        )
+        for limit in found(runs)
+    )  # fmt: skip
+    columns = ("trial", "attempt", "variant", "workload", "highest met", "lowest not met", "runs", "search")
+    return Table(columns, rows, frozenset({"attempt", "highest met", "lowest not met", "runs"}))
+
+
+def loads_table(runs: Sequence[StoredRun]) -> Table:
+    """One row a load of a variant: how many runs met the SLO, and their means."""
+    rows = tuple(
+        (
+            load.workload, load.variant, load.host, load_text(load.load, load.of), _answer(load), str(load.met),
+            str(len(load.valid) - load.met), str(len(load.runs) - len(load.valid)),
+            _cell(load.mean(GOODPUT_RATIO), lambda share: f"{share * 100:.1f} %"),
+            _cell(load.mean(TTFT_P99), _ms), _cell(load.mean(TPOT_P99), _ms),
+        )
+        for load in loads_of(runs)
+    )  # fmt: skip
+    if len({load[2] for load in rows}) < 2:
+        rows = tuple((*row[:2], "", *row[3:]) for row in rows)
+    columns = ("workload", "variant", "host", "load", "SLO", "met", "not met", "void", "goodput", "TTFT p99", "TPOT p99")
+    return Table(columns, rows, frozenset(columns[3:]) - {"SLO"}).without_empty("host", "TTFT p99", "TPOT p99")
+
+
+def _answer(load: LoadRuns) -> str:
+    """By all launches together: only a load that each of them answers alike is called so."""
+    if not load.valid:
+        return "–"
+    return "met" if load.met == len(load.valid) else "not met" if not load.met else "now and then"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _cell(value: float | None, text: Callable[[float], str]) -> str:
+    return "" if value is None else text(value)
+
+
+def searches_json(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
+    """`searches` of the `show` contract of docs/json.md: one for each launch and search, with its runs in their order."""
+    return [_search_json(limit, runs) for limit in found(runs)]
+
+
+def _search_json(limit: Limit, runs: Sequence[StoredRun]) -> dict[str, Any]:
+    key = (limit.trial_id, limit.attempt, limit.workload)
+    own = [stored for stored in runs if is_searched(stored) and (stored.trial_id, stored.attempt, stored.run.workload) == key]
+    own.sort(key=lambda stored: stored.run.index)
+    about = {"attempt": limit.attempt, "variant": limit.variant, "host": limit.host, "workload": limit.workload, "of": limit.of}
+    return {**limit_json(limit), **about, "runs": [_run_json(stored) for stored in own]}
+
+
+def _run_json(stored: StoredRun) -> dict[str, Any]:
+    run = stored.run
+    answer = "void" if run.void else "met" if run.searched.met else "not_met"
+    goodput = run.metrics.get(GOODPUT_RATIO)
+    counts = {"requests_ok": run.requests_ok, "requests_failed": run.requests_failed}
+    return {"run": run.index, "load": run.searched.load, "answer": answer, "goodput": goodput, **counts}
