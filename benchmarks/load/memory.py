@@ -1,0 +1,101 @@
+"""How much memory a shard needs for a long run: 1,000,000 requests of 200 chunks in less than 1.5 GB.
+
+    python -m benchmarks.load.memory [--requests 1000000] [--json FILE]     one table and one JSON object
+
+Runs of growing size up to the one asked for, one shard, each in a load process of its own, so that the most that it ever had resident is
+the run's. A line through all but the first tells what a million requests take where fewer were run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.load import programs
+from benchmarks.load.loaded import loaded
+from benchmarks.load.programs import CLIENT_CORE, Missing, Pace
+from fleet_protos.trial import Workload
+
+REQUESTS: Final = 1_000_000
+CHUNKS: Final = 200
+STREAMS: Final = 64
+LIMIT_MB: Final = 1500.0
+SHARES: Final = (0.25, 0.5, 1.0)  # of the requests asked for
+RUN: Final = 40_000  # requests of the largest run unless more are asked for: the rest is on the line
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """One run. Megabytes are the most that a process ever had resident."""
+
+    requests: int
+    shard_mb: float
+    run_s: float
+    decode_s: float
+
+
+async def run(folder: Path, program: Path, requests: int) -> Took:
+    """One run of so many requests in a new load process."""
+    cores = sorted(os.sched_getaffinity(0))
+    workload = Workload("memory", concurrency=STREAMS, requests=requests, output_tokens=CHUNKS, prompts="builtin:chat", api="chat",
+                        request_timeout_s=600)  # fmt: skip
+    async with loaded(folder / str(requests), frozenset({cores[CLIENT_CORE % len(cores)]})) as client:
+        with programs.truth(program, folder, Pace(0, 0)) as server:
+            reply, _, _ = await client.run(server.url, workload)
+        if reply.output_tokens != requests * CHUNKS:
+            raise RuntimeError(f"{reply.output_tokens} tokens came of {requests * CHUNKS}")
+        return Took(requests, client.shard_peaks_mb()[0], reply.duration_s, float(reply.facts["client_decode_s"]))
+
+
+def at_requests(took: Sequence[Took], requests: int) -> float:
+    """Megabytes that so many requests take: what was measured, or on the line through the larger runs."""
+    exact = [one.shard_mb for one in took if one.requests == requests]
+    if exact:
+        return exact[0]
+    slope, base = np.polyfit([one.requests for one in took[1:]], [one.shard_mb for one in took[1:]], 1)
+    return float(base + slope * requests)
+
+
+async def measure(folder: Path, requests: int) -> list[Took]:
+    """The runs, smallest first. Raises Missing without a C compiler."""
+    program = programs.build(folder, "truth")
+    return [await run(folder, program, round(share * requests)) for share in SHARES]
+
+
+def main() -> int:
+    """0 when a million requests fit, 1 when they do not, 2 when something is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=RUN, help="of the largest run; 1000000 takes about an hour")
+    parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="memory-") as folder:
+        try:
+            took = asyncio.run(measure(Path(folder), options.requests))
+        except Missing as error:
+            print(f"benchmarks.load.memory: {error}", file=sys.stderr)
+            return 2
+    whole_mb = at_requests(took, REQUESTS)
+    how = "measured" if any(one.requests == REQUESTS for one in took) else "on the line through the larger runs"
+    for one in took:
+        print(f"{one.requests:9d} requests of {CHUNKS} chunks: {one.shard_mb:7.0f} MB, {one.run_s:7.1f} s, decoded in {one.decode_s:.1f} s")
+    verdict = "kept" if whole_mb < LIMIT_MB else "MISSED"
+    print(f"{REQUESTS:9d} requests: {whole_mb:.0f} MB ({how}) < {LIMIT_MB:.0f} {verdict}")
+    told = json.dumps({"runs": [asdict(one) for one in took], "million_mb": whole_mb, "measured": how == "measured"})
+    print(told)
+    if options.json:
+        options.json.write_text(told + "\n")
+    return 0 if whole_mb < LIMIT_MB else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

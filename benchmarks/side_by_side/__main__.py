@@ -1,0 +1,170 @@
+"""Compares what our load client and `sglang.bench_serving` say of the same server process: random token ids, closed and open loop.
+
+    python -m benchmarks.side_by_side [--engine simulated|real] [--repeats 5] [--json FILE]     one table, then one JSON object
+
+Each load is run by both, in turns (ours, theirs, theirs, ours, ...), then again on a C server that writes down its own times and answers
+about as fast: what a client adds by itself shows there. Servers and clients have a core each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.load import programs
+from benchmarks.load.programs import Missing, Pace
+from benchmarks.side_by_side import ours, servers, theirs, verdicts
+from benchmarks.side_by_side.figures import COUNTS, NAMES, RATE, Figures
+from benchmarks.side_by_side.servers import Load, Server
+from benchmarks.side_by_side.verdicts import Control, Row
+
+ENGINES: Final = {"simulated": servers.simulated, "real": servers.real}
+LOADS: Final = {
+    "simulated": (
+        Load("closed", requests=64, input_tokens=64, output_tokens=32, concurrency=8),
+        Load("open", requests=80, input_tokens=64, output_tokens=32, rate_per_s=10.0),
+    ),
+    "real": (
+        Load("closed", requests=32, input_tokens=64, output_tokens=16, concurrency=4, warm_up=4),
+        Load("open", requests=24, input_tokens=64, output_tokens=16, rate_per_s=2.0, warm_up=4),
+    ),
+}  # fmt: skip
+HEAD: Final = ("ours", "ours, their way", "bench_serving", "difference", "noise", "in the control", "verdict")
+
+
+@dataclass(slots=True)
+class Repeats:
+    """What each client said of one load, run by run: of ours by (our definitions, theirs)."""
+
+    ours: list[tuple[Figures, Figures]] = field(default_factory=list)
+    theirs: list[Figures] = field(default_factory=list)
+    info_s: list[float] = field(default_factory=list)  # of GET /server_info beside each
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one load. `info_s`: GET /server_info; `late_s`: how late bench_serving's last request was on the truth server, open loop."""
+
+    load: Load
+    rows: Sequence[Row]
+    info_s: float
+    late_s: float
+
+
+async def beside(server: Server, load: Load, client: ours.Client, repeats: int, folder: Path) -> Repeats:
+    """Both clients on one server, in turns."""
+    found = Repeats()
+    for number in range(1, repeats + 1):
+        after_s = server.info_s()
+        turns = ("ours", "theirs") if number % 2 else ("theirs", "ours")
+        for turn in turns:
+            if turn == "ours":
+                found.ours.append(await client.run(server, load, number, after_s))
+            else:
+                found.theirs.append(await asyncio.to_thread(theirs.run, server, load, folder))
+        found.info_s.append(after_s)
+    return found
+
+
+async def controls(
+    program: Path, load: Load, pace: Pace, client: ours.Client, repeats: int, folder: Path
+) -> tuple[Mapping[str, Control], Sequence[float]]:
+    """How the clients differ on a server that does not, by figure; and, of an open loop, how late bench_serving's last request was."""
+    of_ours: list[tuple[Figures, Figures]] = []
+    of_theirs: list[tuple[Figures, Figures]] = []
+    late_s: list[float] = []
+    for number in range(1, repeats + 1):
+        for turn in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
+            with servers.truth(program, folder, pace) as (server, told):
+                if turn == "ours":
+                    _, measured = await client.run(server, load, number, 0.0)
+                else:
+                    measured = await asyncio.to_thread(theirs.run, server, load, folder)
+            had = servers.of_the_run(told, load)
+            (of_ours if turn == "ours" else of_theirs).append((measured, servers.true_figures(had, load)))
+            if turn == "theirs" and not load.concurrency:
+                late_s.append(theirs.lateness_s(load, server.vocabulary, [one.received_ns for one in had]))
+    return {name: verdicts.control(name, of_ours, of_theirs) for name in NAMES if name not in COUNTS}, late_s
+
+
+async def measure(server: Server, loads: Sequence[Load], repeats: int, folder: Path) -> dict[str, Found]:
+    """What was found, by load. Raises Missing without SGLang or a C compiler."""
+    program, found = programs.build(folder, "truth"), {}
+    async with ours.client(folder) as client:
+        for load in loads:
+            measured = await beside(server, load, client, repeats, folder)
+            pace = Pace(*(round(1e3 * statistics.median(one[name] for _, one in measured.ours)) for name in ("ttft_ms_p50", "tpot_ms_p50")))
+            known, late_s = await controls(program, load, pace, client, repeats, folder)
+            rows = verdicts.rows(measured.ours, measured.theirs, known)
+            found[load.name] = Found(load, rows, statistics.median(measured.info_s), statistics.median(late_s) if late_s else 0.0)
+    return found
+
+
+def table(engine: str, found: Sequence[Found], repeats: int) -> str:
+    """For people."""
+    lines = []
+    for one in found:
+        load = one.load
+        how = f"{load.concurrency} at a time" if load.concurrency else f"{load.rate_per_s:g}/s, Poisson"
+        what = f"{load.requests} requests of {load.input_tokens} + {load.output_tokens} tokens"
+        lines.append(f"{engine} engine, {load.name} loop: {how}, {what}, medians of {repeats} runs each")
+        lines.append("".join([f"{'':14}", *(f"{head:>16}" for head in HEAD[:-1]), "  ", HEAD[-1]]))
+        lines += [_line(row) for row in one.rows]
+        lines.append(f"GET /server_info took {1e3 * one.info_s:.1f} ms, which bench_serving counts into its duration")
+        if not load.concurrency:
+            lines.append(f"bench_serving's last request came {1e3 * one.late_s:.0f} ms after it was due (on the truth server)")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    own = "–" if math.isnan(row.ours) else f"{row.ours:.3f}"
+    known = "" if row.control is None else format(row.control.difference, "+.2%" if row.name == RATE else "+.3f")
+    shown = (own, f"{row.ours_by_theirs:.3f}", f"{row.theirs:.3f}", f"{row.difference:+.3f}", f"{row.noise:.3f}", known)
+    return "".join([f"{row.name:14}", *(f"{value:>16}" for value in shown), "  ", row.verdict])
+
+
+def as_json(engine: str, found: Sequence[Found]) -> dict[str, Any]:
+    """For programs; a simulated engine says so, and what there is none of is null."""
+    loads = {}
+    for one in found:
+        figures = {row.name: {**asdict(row), "ours": None if math.isnan(row.ours) else row.ours, "difference": row.difference}
+                   for row in one.rows}  # fmt: skip
+        loads[one.load.name] = {"load": asdict(one.load), "server_info_s": one.info_s, "last_late_s": one.late_s, "figures": figures}
+    return {"engine": engine, "simulated": engine == "simulated", "loads": loads}
+
+
+def main() -> int:
+    """0 when both clients agree or every difference is explained; 1 when one is not; 2 when something is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="simulated")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each client and load")
+    parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
+    options = parser.parse_args()
+    loads = LOADS[options.engine]
+    with tempfile.TemporaryDirectory(prefix="beside-") as folder:
+        try:
+            with ENGINES[options.engine](Path(folder)) as server:
+                found = asyncio.run(measure(server, loads, options.repeats, Path(folder)))
+        except Missing as error:
+            print(f"benchmarks.side_by_side: {error}", file=sys.stderr)
+            return 2
+    print(table(options.engine, list(found.values()), options.repeats))
+    told = json.dumps(as_json(options.engine, list(found.values())))
+    print(told)
+    if options.json:
+        options.json.write_text(told + "\n")
+    return int(any(row.verdict == verdicts.UNEXPLAINED for one in found.values() for row in one.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

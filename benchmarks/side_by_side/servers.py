@@ -1,0 +1,183 @@
+"""Owns the servers that both clients measure: a simulated one, a real SGLang on the CPU, and the truth server. Measures nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from benchmarks.load import programs
+from benchmarks.load.programs import SERVER_CORE, Missing, Pace, Told, Truth, pinned
+from benchmarks.side_by_side.figures import Figures, Times, figures
+from fleet_agent.engines.engine import Place
+from fleet_agent.engines.sglang.engine import SglangEngine
+from fleet_agent.processes import processes_of_session
+from fleet_controller.core.plan import make_plan, trial_spec
+from fleet_controller.spec.load import load_job
+from fleet_protos.trial import TrialSpec
+
+EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "sglang-cpu.yaml"
+READY_LIMIT_S: Final = 300.0
+STOP_LIMIT_S: Final = 30.0
+LOOKS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What both clients do: so many requests of random token ids, closed by `concurrency` or open at `rate_per_s` (Poisson)."""
+
+    name: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int = 0
+    rate_per_s: float = 0.0
+    warm_up: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers. Token ids are below `vocabulary`."""
+
+    url: str
+    model: str
+    vocabulary: int
+    kind: str
+
+    def info_s(self) -> float:
+        """Seconds that GET /server_info takes, the median of some: bench_serving has one inside its duration."""
+        taken = []
+        for _ in range(LOOKS):
+            began_s = time.perf_counter()
+            with urllib.request.urlopen(f"{self.url}/server_info", timeout=READY_LIMIT_S) as answer:
+                answer.read()
+            taken.append(time.perf_counter() - began_s)
+        return sorted(taken)[LOOKS // 2]
+
+
+def environment() -> Path:
+    """The folder with SGLang and its tiny model. Raises Missing."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet" / "sglang-cpu"
+    if not (cache / "bin/python").exists():
+        raise Missing("SGLang is not installed: `python tests/real_sglang/environment.py` makes its environment (1.2 GB)")
+    return cache
+
+
+def _vocabulary() -> int:
+    """Of the tiny model, whose tokenizer bench_serving draws from."""
+    size: int = json.loads((environment() / "tiny-model/config.json").read_text(encoding="utf-8"))["vocab_size"]
+    return size
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def simulated(folder: Path) -> Iterator[Server]:
+    """The simulated engine in real time, without a prefix cache: prompts of `random-ids` are alike by chance, ours never."""
+    port = _free_port()
+    words = [sys.executable, "-m", "fleet_agent.engines.simulated.server", "--model-path", "demo/model", "--port", str(port)]
+    with (folder / "simulated.log").open("wb") as log:
+        process = subprocess.Popen([*words, "--disable-radix-cache"], stdout=log, stderr=log, **pinned(SERVER_CORE))
+    server = Server(f"http://127.0.0.1:{port}", "demo/model", _vocabulary(), "simulated")
+    try:
+        _wait(server, process)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + READY_LIMIT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RuntimeError(f"the {server.kind} server ended with {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the {server.kind} server was not ready after {READY_LIMIT_S:.0f} s")
+
+
+def _real_spec() -> TrialSpec:
+    """The plain variant of the example, as the controller plans it, without a prefix cache."""
+    text = EXAMPLE.read_text(encoding="utf-8").replace("~/.cache/benchfleet/sglang-cpu", str(environment()))
+    job = load_job(text, str(EXAMPLE)).job
+    plan = make_plan(job, ["here"])
+    spec = trial_spec(job, plan, next(trial for trial in plan.trials if trial.variant.is_baseline), 1, "side-by-side")
+    return replace(spec, engine=replace(spec.engine, args={**spec.engine.args, "disable_radix_cache": True}))
+
+
+@contextmanager
+def real(folder: Path) -> Iterator[Server]:
+    """SGLang 0.5.23 on the CPU, launched as the agent launches it, on the core of servers."""
+    engine, spec = SglangEngine(), _real_spec()
+    place = Place(_free_port(), (), folder, "side-by-side/1")
+    command = engine.command(spec, place)
+    with (folder / "sglang.log").open("wb") as log:
+        process = subprocess.Popen(
+            command.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(command.env), cwd=command.cwd, start_new_session=True,
+            **pinned(SERVER_CORE),
+        )  # fmt: skip
+    try:
+        asyncio.run(_become_ready(engine, spec, place, process))
+        yield Server(engine.url(spec, place), spec.engine.model_path, _vocabulary(), "real")
+    finally:
+        _end(process)
+
+
+async def _become_ready(engine: SglangEngine, spec: TrialSpec, place: Place, process: subprocess.Popen[bytes]) -> None:
+    async with asyncio.timeout(READY_LIMIT_S):
+        while missing := await engine.ready(spec, engine.url(spec, place)):
+            if process.poll() is not None:
+                log = (place.folder / "sglang.log").read_text(errors="replace")
+                raise RuntimeError(f"SGLang ended with {process.returncode} ({missing}): {log[-1500:]}")
+            await asyncio.sleep(0.5)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to every process of the session; SIGKILL, each by its id, for what is left at the limit."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_LIMIT_S
+    while (process.poll() is None or processes_of_session(process.pid)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for left in processes_of_session(process.pid):
+        os.kill(left.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def truth(program: Path, folder: Path, pace: Pace) -> Iterator[tuple[Server, Truth]]:
+    """A server that writes down when it sent what; its words are there when it has ended."""
+    with programs.truth(program, folder, pace) as server:
+        yield Server(server.url, "truth", _vocabulary(), "truth"), server
+
+
+def of_the_run(server: Truth, load: Load) -> list[Told]:
+    """The last requests that it had, which are those of the run: what was before them was a warm-up."""
+    return sorted(server.told.values(), key=lambda one: one.received_ns)[-load.requests :]
+
+
+def true_figures(told: Sequence[Told], load: Load) -> Figures:
+    """As the truth server wrote them down: from the request that it had read to the event that it was about to send."""
+    return figures(
+        [Times(one.received_ns, tuple((at_ns, 1) for at_ns in one.sent_ns), one.sent_ns[-1], load.input_tokens, one.tokens) for one in told]
+    )
