@@ -13,6 +13,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from fleet_agent.allocator import settle_allocator
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode, FleetError
 from fleet_protos.plain import log_to_stderr, plain
@@ -50,6 +51,7 @@ def main() -> int:
     if sys.argv[1:2] == ["pending"]:
         return _pending(sys.argv[2:])
     options = parser().parse_args()
+    settle_allocator()
     log_to_stderr()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says in words
     try:

@@ -18,7 +18,9 @@ class AgentMetrics:
 
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
         """Take one journalled event into the series."""
-        outcome = event.body.outcome if isinstance(event.body, ev.TrialOver) else None
-        self.series.trial(f"{spec.trial_id}/{spec.attempt}", event.phase, outcome)
+        key, outcome = f"{spec.trial_id}/{spec.attempt}", event.body.outcome if isinstance(event.body, ev.TrialOver) else None
+        self.series.trial(key, event.phase, outcome)
+        if outcome is not None:  # its last event
+            self.series.settle(key)
         if isinstance(event.body, ev.RunFinished):
             self.series.run(spec, event.body.run, self._host)

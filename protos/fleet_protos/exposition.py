@@ -46,6 +46,10 @@ class RunSeries:
                 self._tally[changed] += step
                 self._trials.labels(*changed).set(self._tally[changed])
 
+    def settle(self, key: str) -> None:
+        """Nothing more comes of this trial: it stays counted where it is, and nothing of its own is kept."""
+        self._states.pop(key, None)
+
     def run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
         """A run has finished. A void one is counted and never shown as a number."""
         labels = (host, spec.job_name, spec.variant, run.workload, spec.engine.kind.name.lower())
