@@ -115,6 +115,21 @@ def test_an_agent_that_does_not_run_is_started_without_any_other_change() -> Non
     assert kinds(plan_deploy(facts, wanted)) == ["RunProgram"] * 3 + ["CheckHealth", "Forget"]
 
 
+@pytest.mark.parametrize("state", ["versions", "versions/own", "wheels", "./pythons", "etc", "rollback/x", "current", "", ".."])
+def test_a_state_among_the_programs_is_refused_for_the_next_deploy_would_remove_it(state: str) -> None:
+    facts = facts_of({"installed": [{"root": "/opt/agents/one"}]})
+    wanted = wanted_of(replace(HOST, install=Install("daemon", "/opt/agents/one", f"/opt/agents/one/{state}")), facts)
+    outside = replace(wanted.place, state="/opt/agents") if state == ".." else wanted.place
+    with pytest.raises(ConfigError, match=r"install\.state"):
+        plan_deploy(facts, replace(wanted, place=outside))
+
+
+@pytest.mark.parametrize("state", ["/opt/agents/one/state", "/opt/agents/one-state", "/data/versions"])
+def test_a_state_beside_the_programs_is_taken(state: str) -> None:
+    facts = facts_of({"installed": [{"root": "/opt/agents/one"}]})
+    assert plan_deploy(facts, wanted_of(replace(HOST, install=Install("daemon", "/opt/agents/one", state)), facts)).commands
+
+
 def test_a_new_certificate_takes_no_restart() -> None:
     facts, wanted = settled(HOST, facts_of({}))
     wanted = replace(wanted, trusted=Trusted(b"ca", b"revoked", b"new certificate", b"new key"))

@@ -17,6 +17,7 @@ from fleet_controller.deploy.units import config_text, launcher_text, unit_text
 from fleet_protos.errors import ConfigError
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
+OWN_NAMES = ("versions", "wheels", "pythons", "etc", "rollback", "current", "previous")  # what a deploy changes below its root
 STATE_NAMES = ("agent.sock", "artifacts", "journal", "load")  # what an agent makes in its state folder
 LAYOUT = 1  # of a version's folder; a change makes all versions anew
 _SPARE_BYTES = 64 << 20
@@ -89,12 +90,22 @@ def choose_python(host: FleetHost, facts: Facts) -> HostPython:
     raise ConfigError(f"host {host.name}: {what} (found: {found})", hint)
 
 
+def _keep_apart(wanted: Wanted) -> None:
+    """A deploy drops versions, wheels and files that it does not need any more: what the agent recorded must not lie among them."""
+    root, state = PurePosixPath(wanted.place.root), PurePosixPath(wanted.place.state)
+    below = state.relative_to(root).parts if state.is_relative_to(root) else ("outside",)
+    if root.is_relative_to(state) or below[0] in OWN_NAMES:
+        what = f"install.state: {state} is among the programs in {root}, where a deploy removes what it does not need"
+        raise ConfigError(f"host {wanted.host.name}: {what}", f"leave it out, or write {root}/state or a folder outside")
+
+
 def plan_deploy(facts: Facts, wanted: Wanted) -> Plan:
     """From what is there to what is wanted. Raises ConfigError when the host lacks room, or has something of others at our place."""
     place, found = wanted.place, facts.at(wanted.place.root)
     if found.exists and not found.mode:
         hint = "move it away, or set install.path to another folder"
         raise ConfigError(f"host {wanted.host.name}: {place.root} is there and was not made by a deploy", hint)
+    _keep_apart(wanted)
     version = version_of(wanted)
     bringing = _bring(wanted, found, version)
     files = [file for file in _files(wanted) if _differs(file, found)]
