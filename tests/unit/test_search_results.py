@@ -1,0 +1,219 @@
+"""Promises of what searches become: a number with its bracket for each launch, intervals that hold what is open, verdicts over launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
+from fleet_controller.analysis.launches import StoredRun, launches_of
+from fleet_controller.analysis.limits import found
+from fleet_controller.analysis.verdict import Verdict
+from fleet_controller.report.comparison import csv_of, json_of, remarks_of, table_of
+from fleet_controller.report.jobs import show_json
+from fleet_controller.report.progress import run_text
+from fleet_controller.report.searches import limits_table, loads_table
+from fleet_controller.report.values import JobDetail, JobSummary
+from fleet_protos.search import CONCURRENCY, RATE
+from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult, Searched
+
+Bracket = tuple[float, float]  # highest met, lowest not met; 0: none
+SUSTAINED = Gate("rate_not_sustained", GateEffect.FLAG, "the queue grows")
+
+
+def a_search(variant: str, block: int, bracket: Bracket, ended: str = "", of: str = RATE, workload: str = "open") -> list[StoredRun]:
+    """Three runs of a launch: one that met, one that did not, and the last one."""
+    met, not_met = bracket
+    ended = ended or ("found" if met and not_met else "above" if met else "below")
+    told = [(met, True, ""), (not_met, False, ""), (met or not_met, bool(met), ended)]
+    times = {"output_tok_s": 99.0, "tpot_s_mean": 0.01, "ttft_s_p99": 0.2, "tpot_s_p99": 1.5}
+    runs = [
+        RunResult(
+            workload, index, block * 600 * 10**9, 60.0, requests_ok=100, gates=() if is_met else (SUSTAINED,),
+            metrics={**times, "goodput_ratio": 1.0 if is_met else 0.4},
+            searched=Searched(load, is_met, met, not_met, end, of),
+        )
+        for index, (load, is_met, end) in enumerate(told, start=1) if load
+    ]  # fmt: skip
+    return [StoredRun(f"job-b{block}-{variant}", 1, variant, "h1", block, Outcome.OK, run) for run in runs]
+
+
+def launches(variant: str, brackets: Sequence[Bracket], of: str = RATE, ended: str = "") -> list[StoredRun]:
+    return [run for block, bracket in enumerate(brackets, start=1) for run in a_search(variant, block, bracket, ended, of)]
+
+
+def row_of(comparison: Comparison, variant: str) -> Row:
+    (row,) = [row for row in comparison.rows if row.variant == variant]
+    return row
+
+
+def compared(base: Sequence[Bracket], new: Sequence[Bracket], of: str = RATE, margin: float = 0.02) -> Row:
+    return row_of(compare(launches("base", base, of) + launches("new", new, of), "base", margin=margin), "new")
+
+
+def test_a_search_has_one_row_of_its_highest_loads_and_none_of_its_throughput() -> None:
+    runs = launches("base", [(10, 10.5), (11, 11.5), (12, 12.5)])
+    [row] = compare(runs, "base").rows
+    assert (row.metric, row.launches, row.runs, row.mean) == ("highest_rate_per_s", 3, 9, 11)
+    assert launches_of(runs, ("output_tok_s",)) == []
+
+
+def test_other_workloads_of_the_job_keep_their_metrics() -> None:
+    single = replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1, metrics={"output_tok_s": 80.0, "tpot_s_mean": 0.01}))
+    rows = compare([*launches("base", [(10, 11)]), single], "base").rows
+    assert [(row.workload, row.metric) for row in rows] == [
+        ("open", "highest_rate_per_s"), ("single", "output_tok_s"), ("single", "tpot_s_mean")
+    ]  # fmt: skip
+
+
+def test_a_search_that_no_run_reached_has_its_row() -> None:
+    runs = [replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1, metrics={"output_tok_s": 80.0}))]
+    conditions = Conditions(planned=(("base", "h1"),), workloads=("single", "open"), searches={"open": RATE})
+    row = compare(runs, "base", conditions=conditions).rows[-1]
+    assert (row.metric, row.mean, row.reason) == ("highest_rate_per_s", None, "no valid launch")
+
+
+def test_the_interval_of_the_mean_holds_what_the_searches_left_open() -> None:
+    [row] = compare(launches("base", [(10, 11), (10, 11)]), "base").rows
+    assert row.interval is not None
+    assert (row.mean, row.interval.low, row.interval.high) == (10, 10, 11)
+
+
+def test_equal_brackets_are_no_equivalence_beyond_their_width() -> None:
+    """Both limits lie in the same 5 %: nothing is known of which is higher, though the launches agree to the digit."""
+    row = compared([(10, 10.5)] * 3, [(10, 10.5)] * 3)
+    assert row.ratio_interval is not None
+    assert row.ratio == 1.0
+    assert row.ratio_interval.low == pytest.approx(1 / 1.05)
+    assert row.ratio_interval.high == pytest.approx(1.05)
+    assert row.verdict == Verdict.INCONCLUSIVE
+    assert "leave up to 5.0 % open, which more launches do not close: lower `within`" in row.reason
+    assert row.needs is None
+    assert compared([(10, 10.1)] * 3, [(10, 10.1)] * 3).verdict == Verdict.EQUIVALENT
+
+
+def test_whole_requests_in_flight_leave_nothing_open_between_neighbours() -> None:
+    row = compared([(25, 26)] * 3, [(25, 26)] * 3, CONCURRENCY)
+    assert (row.metric, row.verdict) == ("highest_concurrency", Verdict.EQUIVALENT)
+    assert compared([(25, 26)] * 3, [(26, 27)] * 3, CONCURRENCY).verdict == Verdict.FASTER
+
+
+def test_a_higher_limit_is_faster_when_the_brackets_are_apart() -> None:
+    row = compared([(10, 10.5), (10.5, 11), (10, 10.5)], [(12, 12.6), (12.6, 13.2), (12, 12.6)])
+    assert (row.verdict, row.method) == (Verdict.FASTER, "paired")
+    assert row.ratio == pytest.approx(1.2)
+    assert compared([(12, 12.6)] * 3, [(10, 10.5)] * 3).verdict == Verdict.SLOWER
+    assert compared([(10, 10.5)] * 3, [(10.4, 10.9)] * 3).verdict == Verdict.INCONCLUSIVE
+
+
+def test_more_launches_are_asked_for_only_where_they_would_resolve_it() -> None:
+    row = compared([(10, 10.2), (11, 11.2), (9, 9.2)], [(12, 12.2), (11.5, 11.7), (11, 11.2)])
+    assert row.verdict == Verdict.INCONCLUSIVE
+    assert row.needs is not None and row.needs.launches > 0
+
+
+def test_a_limit_beyond_the_highest_load_is_open_and_never_a_number() -> None:
+    comparison = compare(launches("base", [(10, 10.5), (10.5, 11)]) + launches("new", [(64, 0), (64, 0)]), "base")
+    row = row_of(comparison, "new")
+    assert (row.mean, row.ratio) == (None, None)
+    assert row.interval is not None and row.ratio_interval is not None
+    assert (row.interval.low, row.interval.high) == (64, math.inf)
+    assert row.ratio_interval.low > 4
+    assert (row.verdict, math.isinf(row.ratio_interval.high)) == (Verdict.FASTER, True)  # whatever lies beyond 64, it is above 10.5
+    told = json_of(comparison)["rows"][1]
+    assert (told["mean"], told["interval"], told["ratio_interval"][1]) == (None, [64.0, None], None)
+    assert told["limits"] == [{"trial": f"job-b{block}-new", "met": 64, "not_met": None, "ended": "above"} for block in (1, 2)]
+    assert "new open on h1, 2 of 2 launches: the SLO was met at the highest load of the search, 64/s" in "\n".join(remarks_of(comparison))
+    cells = table_of(comparison).rows[1]
+    assert ("≥ 64.0 /s" in cells, "≥ 64.0" in cells, any(cell.startswith("≥ +") for cell in cells)) == (True, True, True)
+    assert "inf" not in csv_of(comparison)
+
+
+def test_a_limit_below_the_lowest_load_is_open_and_never_a_number() -> None:
+    comparison = compare(launches("base", [(10, 10.5), (10.5, 11)]) + launches("new", [(0, 2), (0, 2)]), "base")
+    row = row_of(comparison, "new")
+    assert row.interval is not None and row.ratio_interval is not None
+    assert (row.mean, row.ratio, row.interval.low, row.interval.high) == (None, None, 0, 2)
+    assert (row.verdict, row.ratio_interval.low) == (Verdict.SLOWER, 0)
+    assert json_of(comparison)["rows"][1]["limits"][0] == {"trial": "job-b1-new", "met": None, "not_met": 2, "ended": "below"}
+    assert "< 2.00 /s" in table_of(comparison).rows[1]
+    assert "the SLO was not met at the lowest load of the search, 2/s" in "\n".join(remarks_of(comparison))
+
+
+@pytest.mark.parametrize("bracket", [(64.0, 0.0), (0.0, 1.0)])
+def test_two_limits_beyond_the_same_end_are_inconclusive_and_no_launches_help(bracket: Bracket) -> None:
+    row = compared([bracket] * 3, [bracket] * 3)
+    assert (row.verdict, row.needs, row.ratio_interval) == (Verdict.INCONCLUSIVE, None, None)
+    assert "beyond the loads that were searched" in row.reason
+
+
+def test_one_launch_gives_no_interval_of_a_search_either() -> None:
+    row = compared([(10, 10.5)], [(12, 12.6)])
+    assert (row.mean, row.interval, row.verdict) == (12, None, Verdict.INCONCLUSIVE)
+    assert row.ratio == pytest.approx(1.2)
+    assert "one launch has no interval" in row.reason
+
+
+def test_what_the_client_could_not_drive_is_told() -> None:
+    comparison = compare(launches("base", [(16, 0), (16, 0)], ended="client_limited"), "base")
+    assert "the client could drive no more, and the SLO was met at 16/s" in "\n".join(remarks_of(comparison))
+
+
+def test_an_attempt_that_failed_in_its_search_is_no_launch() -> None:
+    failed = [replace(stored, trial_outcome=Outcome.FAILED) for stored in a_search("base", 1, (10, 10.5))]
+    again = [replace(stored, attempt=2) for stored in a_search("base", 1, (12, 12.6))]
+    [row] = compare([*failed, *again], "base").rows
+    assert (row.launches, row.mean, row.runs) == (1, 12, 3)
+    assert [(limit.attempt, limit.met) for limit in found([*failed, *again])] == [(1, 10), (2, 12)]
+
+
+def test_an_external_server_has_its_limit_and_no_verdict() -> None:
+    runs = launches("base", [(10, 10.5)])
+    [row] = compare(runs, "base", conditions=Conditions(engine="external")).rows
+    assert (row.launches, row.mean, row.interval) == (0, 10, None)
+
+
+def test_gates_of_a_row_are_not_those_by_which_a_load_was_not_met() -> None:
+    [row] = compare(launches("base", [(10, 10.5)]), "base").rows
+    assert row.gates == ()
+
+
+def test_two_jobs_are_compared_by_their_searches() -> None:
+    before, after = (launches("v", [(low, low * 1.04)] * 3) for low in (10, 13))
+    [row] = compare_jobs((Conditions("a"), before), (Conditions("b"), after), 0.95, 0.02).rows
+    assert (row.metric, row.method, row.verdict) == ("highest_rate_per_s", "unpaired", Verdict.FASTER)
+
+
+def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
+    void = a_search("base", 1, (10, 10.5))[0]
+    void = replace(void, run=replace(void.run, index=0, gates=(Gate("client_limited", GateEffect.VOID_RUN, "late"),)))
+    runs = [*launches("base", [(10, 10.5), (64, 0)]), void]
+    assert [row[4:] for row in limits_table(runs).rows] == [
+        ("10/s", "10.5/s", "3", "found"), ("64/s", "–", "2", "met at the highest load: open above")
+    ]  # fmt: skip
+    loads = {row[2]: row[3:] for row in loads_table(runs).rows}
+    assert loads["10/s"] == ("met", "2", "0", "1", "100.0 %", "200 ms", "1.5 s")
+    assert loads["10.5/s"] == ("not met", "0", "1", "0", "40.0 %", "200 ms", "1.5 s")
+
+
+def test_show_gives_the_runs_of_a_search_as_json() -> None:
+    [told] = show_json(JobDetail(JobSummary("job")), a_search("base", 1, (10, 10.5)))["searches"]
+    assert {key: told[key] for key in ("trial", "workload", "of", "met", "not_met", "ended")} == {
+        "trial": "job-b1-base", "workload": "open", "of": "rate", "met": 10, "not_met": 10.5, "ended": "found"
+    }  # fmt: skip
+    assert [(run["run"], run["load"], run["answer"], run["goodput"]) for run in told["runs"]] == [
+        (1, 10, "met", 1.0), (2, 10.5, "not_met", 0.4), (3, 10, "met", 1.0)
+    ]  # fmt: skip
+
+
+def test_progress_says_load_answer_and_at_last_the_bracket() -> None:
+    runs = [stored.run for stored in a_search("base", 1, (10, 10.5))]
+    simulated = JobSummary(engine="simulated", time_scale=20)
+    assert run_text(runs[0], simulated) == "open at 10/s: met, goodput 100.0 % (simulated ×20)"
+    assert run_text(runs[1], JobSummary(engine="sglang")) == "open at 10.5/s: not met, goodput 40.0 %"
+    assert run_text(runs[2], JobSummary(engine="sglang")).endswith("; highest met 10/s, lowest not met 10.5/s")
+    users = replace(runs[0], searched=replace(runs[0].searched, of=CONCURRENCY))
+    assert run_text(users, JobSummary(engine="sglang")).startswith("open at 10 at once: met")
