@@ -91,7 +91,7 @@ class Errands:
             artifact=artifact,
         )
         if workload.search.of:
-            return ev.RunFinished(judged(run, workload.search, _load_of(workload), reply.facts["error_kinds"], told))
+            return ev.RunFinished(judged(run, workload, reply.facts["error_kinds"], told))
         return ev.RunFinished(self._judged(run, workload))
 
     def _judged(self, run: RunResult, workload: Workload) -> RunResult:
@@ -108,9 +108,8 @@ class Errands:
         scope = spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else ""
         draw = index
         if workload.search.of:  # what is drawn is drawn by the load and its repeats: variants come to a load after different runs
-            load = _load_of(workload)
-            scope, draw = f"{scope}/{load:g}", repeat_of(load, told)
-            metadata |= {"run": str(index), "load": f"{load:g}"}
+            scope, draw = f"{scope}/{workload.load:g}", repeat_of(workload.load, told)
+            metadata |= {"run": str(index), "load": f"{workload.load:g}"}
         return LoadRequest(
             url=self.server.url,
             workload=workload,
@@ -151,8 +150,3 @@ class Errands:
     @property
     def _time_scale(self) -> float:
         return self._spec.engine.simulation.time_scale if self._spec.engine.kind == EngineKind.SIMULATED else 1.0
-
-
-def _load_of(workload: Workload) -> float:
-    """Of one load of a search: requests in flight, or a second."""
-    return float(workload.concurrency) or workload.rate_per_s

@@ -230,6 +230,11 @@ class Workload:
         return replace(self, concurrency=users, requests=self.requests or requests)
 
     @property
+    def load(self) -> float:
+        """Requests in flight of a closed loop, else a second of an open one at a single rate."""
+        return float(self.concurrency) or self.rate_per_s
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Its kinds of requests: those of the mixture, else the one that it is itself."""
         own = Part(1.0, self.prompts, self.output_tokens, self.output, self.input_tokens, self.input, self.prefix)

@@ -14,7 +14,7 @@ from fleet_agent.core import search as core
 from fleet_agent.core.gates import CAPACITY, DISPATCH_DELAY, LOOP_LAG
 from fleet_agent.core.search import Answer, Next, Told, judged, next_load, repeat_of, share_met, told_by
 from fleet_protos.search import CONCURRENCY, RATE, Search
-from fleet_protos.trial import Gate, GateEffect, RunResult
+from fleet_protos.trial import Gate, GateEffect, RunResult, Slo, Workload
 
 RATES = Search(RATE, 1.0, 64.0, 0.05, 0.99)
 USERS = Search(CONCURRENCY, 1.0, 64.0, 0.05, 0.99)
@@ -145,12 +145,15 @@ def test_variants_visit_the_same_loads_wherever_their_limits_are(one: float, oth
     assert set(shared) <= loads[1]
 
 
+AT_FOUR = Workload("w", rate_per_s=4.0, slo=Slo(2.0), search=RATES)
+
+
 def a_run(goodput: float, ok: int = 100, failed: int = 0, *gates: Gate) -> RunResult:
     return RunResult("w", 1, requests_ok=ok, requests_failed=failed, metrics={"goodput_ratio": goodput, "output_tok_s": 5.0}, gates=gates)
 
 
 def answer(run: RunResult, kinds: dict[str, int] | None = None) -> Answer:
-    return told_by(judged(run, RATES, 4.0, kinds or {}, ())).answer
+    return told_by(judged(run, AT_FOUR, kinds or {}, ())).answer
 
 
 @pytest.mark.parametrize(("goodput", "expected"), [(1.0, MET), (0.99, MET), (0.989, NOT_MET), (0.0, NOT_MET)])
@@ -159,11 +162,11 @@ def test_a_run_meets_the_slo_by_its_share_of_requests(goodput: float, expected: 
 
 
 def test_a_run_says_its_load_and_what_is_known_after_it() -> None:
-    run = judged(a_run(1.0), RATES, 2.0, {}, (Told(1.0, MET),))
+    run = judged(a_run(1.0), replace(AT_FOUR, rate_per_s=2.0), {}, (Told(1.0, MET),))
     assert (run.searched.load, run.searched.met, run.searched.highest_met, run.searched.lowest_not_met, run.searched.ended) == (
         2.0, True, 2.0, 0.0, ""
     )  # fmt: skip
-    last = judged(a_run(0.1), RATES, 1.0, {}, (Told(1.0, NOT_MET),))
+    last = judged(a_run(0.1), replace(AT_FOUR, rate_per_s=1.0), {}, (Told(1.0, NOT_MET),))
     assert (last.searched.met, last.searched.lowest_not_met, last.searched.ended) == (False, 1.0, core.BELOW)
 
 
@@ -171,7 +174,7 @@ FAILED = Gate("requests_failed", GateEffect.VOID_RUN, "3 of 103 requests failed"
 
 
 def test_requests_that_fail_under_load_are_an_answer_and_no_void_run() -> None:
-    run = judged(a_run(1.0, 100, 3, FAILED), RATES, 4.0, {"timeout": 2, "http_status": 1}, ())
+    run = judged(a_run(1.0, 100, 3, FAILED), AT_FOUR, {"timeout": 2, "http_status": 1}, ())
     assert share_met(run) == pytest.approx(100 / 103)
     assert (run.void, run.searched.met, told_by(run).answer) == (False, False, NOT_MET)
     assert "count as not meeting" in run.gates[0].message
@@ -186,11 +189,22 @@ def test_a_rate_that_is_not_sustained_is_not_met_however_good_the_answers() -> N
     assert answer(a_run(1.0, 100, 0, Gate("rate_not_sustained", GateEffect.FLAG, "the queue grows"))) is NOT_MET
 
 
+def late(run: RunResult, seconds: float) -> RunResult:
+    return replace(run, metrics={**run.metrics, "dispatch_delay_s_p99": seconds})
+
+
 @pytest.mark.parametrize("reasons", [(DISPATCH_DELAY,), (CAPACITY, LOOP_LAG)])
 def test_a_client_at_its_limit_is_never_the_servers_limit(reasons: tuple[str, ...]) -> None:
     flag = Gate("client_limited", GateEffect.FLAG, "late", reasons)
-    assert (answer(a_run(0.5, 100, 0, flag)), answer(a_run(1.0, 100, 0, flag))) == (CLIENT, MET)
+    assert (answer(late(a_run(0.5, 100, 0, flag), 0.21)), answer(late(a_run(1.0, 100, 0, flag), 0.21))) == (CLIENT, MET)
     assert answer(a_run(1.0, 100, 0, replace(flag, effect=GateEffect.VOID_RUN))) is CLIENT
+
+
+def test_sends_that_were_late_by_little_of_the_limit_excuse_nothing() -> None:
+    """15 ms are no reason for a time to first token of more than 2 s; nor are any for the time per token."""
+    run = a_run(0.5, 100, 0, Gate("client_limited", GateEffect.FLAG, "late", (DISPATCH_DELAY,)))
+    assert answer(late(run, 0.015)) is NOT_MET
+    assert told_by(judged(late(run, 0.21), replace(AT_FOUR, slo=Slo(0.0, 0.05)), {}, ())).answer is NOT_MET
 
 
 def test_a_late_loop_alone_makes_no_answer_late_so_it_excuses_nothing() -> None:
@@ -198,5 +212,5 @@ def test_a_late_loop_alone_makes_no_answer_late_so_it_excuses_nothing() -> None:
 
 
 def test_a_void_run_is_never_called_met() -> None:
-    run = judged(a_run(1.0, 100, 0, Gate("short_output", GateEffect.VOID_RUN, "short")), RATES, 4.0, {}, ())
+    run = judged(a_run(1.0, 100, 0, Gate("short_output", GateEffect.VOID_RUN, "short")), AT_FOUR, {}, ())
     assert (run.searched.met, told_by(run).answer) == (False, VOID)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from fleet_agent.core.gates import LOOP_LAG
+from fleet_agent.core.gates import DISPATCH_DELAY, LOOP_LAG
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX
-from fleet_protos.metrics import GOODPUT_RATIO
+from fleet_protos.metrics import DISPATCH_DELAY_P99, GOODPUT_RATIO
 from fleet_protos.search import CONCURRENCY, Search, Searched
-from fleet_protos.trial import Gate, GateEffect, RunResult
+from fleet_protos.trial import Gate, GateEffect, RunResult, Workload
 
 FOUND: Final = "found"
 ABOVE: Final = "above"  # the highest load was met
@@ -30,6 +30,7 @@ VOID_RUNS: Final = "void_runs"  # runs that tell nothing, one after the other: t
 _DECIDED = 2  # equal answers
 _DIGITS = 4  # of a load
 _EXACT = 1e-9
+_LATE_SHARE = 0.1  # of the limit on the time to first token: sends that are later may be why it was not kept
 # Ways in which a request fails that a server under too much load shows. The others may be ours, or have nothing to do with load.
 _OVERLOADED = frozenset({"http_status", "server_error", "reset", "truncated", "timeout", "stalled"})
 
@@ -74,10 +75,15 @@ def repeat_of(load: float, told: Sequence[Told]) -> int:
     return 1 + sum(one.load == load for one in told)
 
 
-def judged(run: RunResult, search: Search, load: float, error_kinds: Mapping[str, int], before: Sequence[Told]) -> RunResult:
-    """The run with its answer, its gates as they hold in a search, and what is known after it. `before`: the runs until then."""
+def judged(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[Told]) -> RunResult:
+    """The run with its answer, its gates as they hold in a search, and what is known after it.
+
+    `workload`: at the load of the run. `error_kinds`: of the requests that failed. `before`: the runs of the search until then.
+    """
+    search, load = workload.search, workload.load
     met = share_met(run) >= search.goodput and not any(gate.code == "rate_not_sustained" for gate in run.gates)
-    gates = tuple(_in_a_search(gate, run, met, error_kinds) for gate in run.gates)
+    excuses = frozenset() if met else _excuses(run, workload)
+    gates = tuple(_in_a_search(gate, run, excuses, error_kinds) for gate in run.gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
     after = next_load(search, (*before, told_by(run)))
     return replace(run, searched=Searched(load, met and not run.void, after.highest_met, after.lowest_not_met, after.ended, search.of))
@@ -89,11 +95,18 @@ def share_met(run: RunResult) -> float:
     return run.metrics.get(GOODPUT_RATIO, 0.0) * run.requests_ok / requests if requests else 0.0
 
 
-def _in_a_search(gate: Gate, run: RunResult, met: bool, error_kinds: Mapping[str, int]) -> Gate:
+def _excuses(run: RunResult, workload: Workload) -> frozenset[str]:
+    """Ways in which the client was the limit that may be why the SLO was not met: late sends only where they are much of its limit."""
+    reasons = frozenset(reason for gate in run.gates if gate.code == "client_limited" for reason in gate.reasons)
+    late = run.metrics.get(DISPATCH_DELAY_P99, 0.0) > _LATE_SHARE * (workload.slo.ttft_p99_s or math.inf)
+    return reasons - {LOOP_LAG} - (frozenset() if late else {DISPATCH_DELAY})
+
+
+def _in_a_search(gate: Gate, run: RunResult, excuses: frozenset[str], error_kinds: Mapping[str, int]) -> Gate:
     """Requests that failed under load are an answer; one that the client's limits may have given is none."""
     if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
         return replace(gate, effect=GateEffect.FLAG, message=f"{gate.message}; they count as not meeting the SLO")
-    if gate.code == "client_limited" and not met and set(gate.reasons) - {LOOP_LAG}:
+    if gate.code == "client_limited" and excuses:
         told = f"{gate.message}; the SLO was not met, which may be the client's doing"
         return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=told)
     return gate
