@@ -94,6 +94,13 @@ def test_a_load_that_the_client_cannot_drive_ends_the_search_open_above() -> Non
     assert end == Next(0.0, 16.0, 0.0, core.CLIENT)
 
 
+def test_a_load_that_the_client_drove_now_and_then_is_decided_by_those_runs() -> None:
+    answers = {16: [CLIENT, CLIENT, NOT_MET, CLIENT, CLIENT, NOT_MET]}
+    told, end = searched(RATES, lambda load, count: next(iter(answers.get(load, [])[count:]), up_to(12.6)(load, count)))
+    assert [one.load for one in told[4:11]] == [16] * 6 + [11.31]
+    assert end.ended == core.FOUND
+
+
 def test_a_client_that_cannot_drive_the_lowest_load_gives_up() -> None:
     assert searched(RATES, lambda load, _: CLIENT)[1] == Next(0.0, 0.0, 0.0, core.VOID_RUNS)
 
@@ -198,6 +205,19 @@ def test_a_client_at_its_limit_is_never_the_servers_limit(reasons: tuple[str, ..
     flag = Gate("client_limited", GateEffect.FLAG, "late", reasons)
     assert (answer(late(a_run(0.5, 100, 0, flag), 0.21)), answer(late(a_run(1.0, 100, 0, flag), 0.21))) == (CLIENT, MET)
     assert answer(a_run(1.0, 100, 0, replace(flag, effect=GateEffect.VOID_RUN))) is CLIENT
+
+
+def test_a_miss_by_far_more_than_the_client_was_late_is_the_servers() -> None:
+    """Half of the requests waited 5 s longer than allowed, and the client was 1 s late: it had less load than was asked for."""
+    void = Gate("client_limited", GateEffect.VOID_RUN, "late", (DISPATCH_DELAY, CAPACITY))
+    waited = a_run(0.2, 100, 0, void)
+    waited = replace(waited, metrics={**waited.metrics, "ttft_s_p50": 7.0})
+    far, near = late(waited, 1.0), late(waited, 6.0)
+    assert (answer(far), answer(near)) == (NOT_MET, CLIENT)
+    assert "half of the requests missed" in judged(far, AT_FOUR, {}, ()).gates[0].message
+    slow = replace(a_run(0.2, 100, 0, void), metrics={"goodput_ratio": 0.2, "tpot_s_p50": 0.06})
+    assert told_by(judged(slow, replace(AT_FOUR, slo=Slo(0.0, 0.05)), {}, ())).answer is NOT_MET
+    assert answer(replace(waited, metrics={"goodput_ratio": 1.0})) is CLIENT  # it met less load than was asked for
 
 
 def test_sends_that_were_late_by_little_of_the_limit_excuse_nothing() -> None:

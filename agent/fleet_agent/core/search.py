@@ -16,7 +16,7 @@ from typing import Final
 
 from fleet_agent.core.gates import DISPATCH_DELAY, LOOP_LAG
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX
-from fleet_protos.metrics import DISPATCH_DELAY_P99, GOODPUT_RATIO
+from fleet_protos.metrics import DISPATCH_DELAY_P99, GOODPUT_RATIO, TPOT_P50, TTFT_P50
 from fleet_protos.search import CONCURRENCY, Search, Searched
 from fleet_protos.trial import Gate, GateEffect, RunResult, Workload
 
@@ -82,8 +82,9 @@ def judged(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], b
     """
     search, load = workload.search, workload.load
     met = share_met(run) >= search.goodput and not any(gate.code == "rate_not_sustained" for gate in run.gates)
-    excuses = frozenset() if met else _excuses(run, workload)
-    gates = tuple(_in_a_search(gate, run, excuses, error_kinds) for gate in run.gates)
+    gates = tuple(_in_a_search(gate, run, error_kinds) for gate in run.gates)
+    if not met:
+        gates = tuple(_of_a_miss(gate, run, workload) for gate in gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
     after = next_load(search, (*before, told_by(run)))
     return replace(run, searched=Searched(load, met and not run.void, after.highest_met, after.lowest_not_met, after.ended, search.of))
@@ -95,21 +96,27 @@ def share_met(run: RunResult) -> float:
     return run.metrics.get(GOODPUT_RATIO, 0.0) * run.requests_ok / requests if requests else 0.0
 
 
-def _excuses(run: RunResult, workload: Workload) -> frozenset[str]:
-    """Ways in which the client was the limit that may be why the SLO was not met: late sends only where they are much of its limit."""
-    reasons = frozenset(reason for gate in run.gates if gate.code == "client_limited" for reason in gate.reasons)
-    late = run.metrics.get(DISPATCH_DELAY_P99, 0.0) > _LATE_SHARE * (workload.slo.ttft_p99_s or math.inf)
-    return reasons - {LOOP_LAG} - (frozenset() if late else {DISPATCH_DELAY})
-
-
-def _in_a_search(gate: Gate, run: RunResult, excuses: frozenset[str], error_kinds: Mapping[str, int]) -> Gate:
-    """Requests that failed under load are an answer; one that the client's limits may have given is none."""
+def _in_a_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> Gate:
+    """Requests that failed under load are an answer."""
     if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
         return replace(gate, effect=GateEffect.FLAG, message=f"{gate.message}; they count as not meeting the SLO")
-    if gate.code == "client_limited" and excuses:
-        told = f"{gate.message}; the SLO was not met, which may be the client's doing"
-        return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=told)
     return gate
+
+
+def _of_a_miss(gate: Gate, run: RunResult, workload: Workload) -> Gate:
+    """What the client may have caused is no answer. Where half of the requests missed by more than it was late, less load would have too."""
+    if gate.code != "client_limited":
+        return gate
+    slo, late_s = workload.slo, run.metrics.get(DISPATCH_DELAY_P99, 0.0)
+    slow_start = slo.ttft_p99_s and run.metrics.get(TTFT_P50, 0.0) > slo.ttft_p99_s + late_s
+    if slow_start or (slo.tpot_p99_s and run.metrics.get(TPOT_P50, 0.0) > slo.tpot_p99_s):
+        told = f"{gate.message}; half of the requests missed the SLO by more than that"
+        return replace(gate, effect=min(gate.effect, GateEffect.FLAG), message=told)
+    matters = late_s > _LATE_SHARE * (slo.ttft_p99_s or math.inf)
+    if not set(gate.reasons) - {LOOP_LAG} - (set() if matters else {DISPATCH_DELAY}):
+        return gate
+    told = f"{gate.message}; the SLO was not met, which may be the client's doing"
+    return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +125,20 @@ class _Tally:
 
     counts: Mapping[tuple[float, Answer], int]
     loads: tuple[float, ...]
+    last: Mapping[float, Sequence[Answer]]  # of each load, as many as void runs in a row end something
 
     @classmethod
     def of(cls, told: Sequence[Told]) -> _Tally:
-        return cls(Counter((one.load, one.answer) for one in told), tuple(sorted({one.load for one in told})))
+        loads = tuple(sorted({one.load for one in told}))
+        last = {load: [one.answer for one in told if one.load == load][-VOID_IN_ROW_MAX:] for load in loads}
+        return cls(Counter((one.load, one.answer) for one in told), loads, last)
 
     def times(self, load: float, answer: Answer) -> int:
         return self.counts.get((load, answer), 0)
 
     def is_shut(self, load: float) -> bool:
         """The client cannot drive it."""
-        return self.times(load, Answer.CLIENT_LIMITED) >= VOID_IN_ROW_MAX
+        return self.last[load] == [Answer.CLIENT_LIMITED] * VOID_IN_ROW_MAX
 
     def is_missed(self, load: float) -> bool:
         return self.times(load, Answer.NOT_MET) >= _DECIDED
