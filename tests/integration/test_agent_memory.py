@@ -19,7 +19,7 @@ from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
 from fleet_protos.v1 import agent_pb2
 from tests.integration.test_agent import running_agent
 
-HEAP_BYTES = 64 << 20  # of glibc's arenas but the first (HEAP_MAX_SIZE on 64 bits): each begins at a multiple of it
+HEAP_BYTES = 64 << 20  # of glibc's arenas but the first (HEAP_MAX_SIZE on 64 bits): each begins at a multiple
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library has no arenas")
 
 # Threads that hold pieces at once, each in the arena that it was given; then a large piece is freed and another one taken.
@@ -46,9 +46,9 @@ print(open('/proc/self/maps').read())
 
 
 def arenas(maps: str) -> int:
-    """Arenas but the first, which lies in [heap]: what is written of each begins at a multiple of 64 MiB and is of no file."""
-    starts = re.findall(r"^([0-9a-f]+)-[0-9a-f]+ rw-p 00000000 00:00 0 *$", maps, re.MULTILINE)
-    return sum(int(start, 16) % HEAP_BYTES == 0 for start in starts)
+    """Arenas but the first, which lies in [heap]: of each 64 MiB are set aside, and only a part of them may be written yet."""
+    parts = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0 *\n\2-([0-9a-f]+) ---p", maps, re.MULTILINE)
+    return sum(int(begin, 16) % HEAP_BYTES == 0 and int(end, 16) == int(begin, 16) + HEAP_BYTES for begin, _, end in parts)
 
 
 @glibc
