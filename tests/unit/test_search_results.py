@@ -15,7 +15,7 @@ from fleet_controller.analysis.verdict import Verdict
 from fleet_controller.report.comparison import csv_of, json_of, remarks_of, table_of
 from fleet_controller.report.jobs import show_json
 from fleet_controller.report.progress import run_text
-from fleet_controller.report.searches import limits_table, loads_table
+from fleet_controller.report.searches import limits_table, loads_table, searches_markdown
 from fleet_controller.report.values import JobDetail, JobSummary
 from fleet_protos.search import CONCURRENCY, RATE
 from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult, Searched
@@ -197,6 +197,13 @@ def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
     loads = {row[2]: row[3:] for row in loads_table(runs).rows}
     assert loads["10/s"] == ("met", "2", "0", "1", "100.0 %", "200 ms", "1.5 s")
     assert loads["10.5/s"] == ("not met", "0", "1", "0", "40.0 %", "200 ms", "1.5 s")
+
+
+def test_a_report_for_people_has_both_tables_and_one_without_a_search_has_none() -> None:
+    told = searches_markdown(launches("base", [(10, 10.5)]))
+    assert "| job-b1-base | 1 | base | open | 10/s | 10.5/s | 3 | found |" in told
+    assert "| open | base | 10/s | met |" in told
+    assert searches_markdown([replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1))]) == ""
 
 
 def test_show_gives_the_runs_of_a_search_as_json() -> None:

@@ -13,7 +13,7 @@ from fleet_controller.cli.places import places
 from fleet_controller.report.causes import cause_lines, of_each_class
 from fleet_controller.report.jobs import job_heading, jobs_json, jobs_table, kept_out_table, show_json, trials_table
 from fleet_controller.report.screen import table_text
-from fleet_controller.report.searches import limits_table, loads_table
+from fleet_controller.report.searches import BY_LAUNCH, BY_LOAD, limits_table, loads_table
 from fleet_controller.report.values import Controller, JobSummary
 from fleet_protos.errors import ExitCode
 
@@ -69,9 +69,9 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
 def _print_searches(runs: Sequence[StoredRun], console: Console) -> None:
     limits, loads = limits_table(runs), loads_table(runs)
     if limits.rows:
-        console.lines(["", "the highest load that meets the SLO, by launch:"])
+        console.lines(["", f"{BY_LAUNCH}:"])
         console.text(table_text(limits, console.width, console.colour))
-        console.lines(["", "what the runs of each load said:"])
+        console.lines(["", f"{BY_LOAD}:"])
         console.text(table_text(loads, console.width, console.colour))
 
 

@@ -25,6 +25,7 @@ from fleet_controller.report.table import Table
 from fleet_controller.spec.findings import in_order
 from fleet_controller.spec.fleet_place import fleet_path
 from fleet_protos.errors import ExitCode
+from fleet_protos.trial import Workload
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -92,7 +93,7 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
         [
             f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
             f" = {len(plan.trials)} trials · seed {plan.seed}",
-            f"workloads: {', '.join(plan.workloads)}{_whence(plan, job)}",
+            f"workloads: {', '.join(map(_workload, job.workloads))}{_whence(plan, job)}",
             "",
         ]
     )
@@ -102,6 +103,12 @@ def _print(plan: Plan, job: Job, console: Console) -> None:
     for trial in plan.trials:
         orders.setdefault(("+".join((trial.host, *trial.members)), trial.block), []).append(f"v{trial.variant.index}")
     console.lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
+
+
+def _workload(workload: Workload) -> str:
+    """`busy`, or of a search also how many runs a launch may take."""
+    search = workload.search
+    return f"{workload.name} (at most {search.most_runs} runs a launch)" if search.of else workload.name
 
 
 def _whence(plan: Plan, job: Job) -> str:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fleet_controller.analysis.compare import Comparison
+from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.cli.connect import connected
 from fleet_controller.cli.console import Console
 from fleet_controller.cli.results import asked, compare_job
 from fleet_controller.report.comparison import csv_of, json_of, markdown_of
+from fleet_controller.report.searches import searches_markdown
 from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Write the report to a file or to standard output."""
-    comparison = asyncio.run(_comparison(arguments))
-    text = _FORMATS[arguments.format](comparison)
+    text = _FORMATS[arguments.format](*asyncio.run(_fetched(arguments)))
     if not arguments.output:
         console.text(text)
         return ExitCode.DONE
@@ -30,13 +32,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return ExitCode.DONE
 
 
-async def _comparison(arguments: argparse.Namespace) -> Comparison:
+async def _fetched(arguments: argparse.Namespace) -> tuple[Comparison, Sequence[StoredRun]]:
     async with connected(arguments) as controller:
-        return await compare_job(controller, arguments.job, asked(arguments))
+        return await compare_job(controller, arguments.job, asked(arguments)), (await controller.results(arguments.job)).runs
 
 
-def _json(comparison: Comparison) -> str:
+def _csv(comparison: Comparison, runs: Sequence[StoredRun]) -> str:
+    return csv_of(comparison)
+
+
+def _markdown(comparison: Comparison, runs: Sequence[StoredRun]) -> str:
+    return markdown_of(comparison) + searches_markdown(runs)
+
+
+def _json(comparison: Comparison, runs: Sequence[StoredRun]) -> str:
     return json.dumps(json_of(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-_FORMATS = {"csv": csv_of, "json": _json, "md": markdown_of}
+_FORMATS: Mapping[str, Callable[[Comparison, Sequence[StoredRun]], str]] = {"csv": _csv, "json": _json, "md": _markdown}

@@ -11,9 +11,10 @@ from fleet_controller.analysis.launches import StoredRun
 from fleet_controller.analysis.limits import Limit, found, is_searched, load_text
 from fleet_controller.analysis.statistics import mean
 from fleet_controller.report.comparison import limit_json
-from fleet_controller.report.table import Table
+from fleet_controller.report.table import Table, as_markdown
 from fleet_protos.metrics import GOODPUT_RATIO, TPOT_P99, TTFT_P99
 
+BY_LAUNCH, BY_LOAD = "the highest load that meets the SLO, by launch", "what the runs of each load said"
 _ENDED = {
     "": "goes on", "found": "found", "above": "met at the highest load: open above", "below": "not met at the lowest load: open below",
     "client_limited": "the client could drive no more: open above", "unsettled": "not settled", "void_runs": "void runs",
@@ -87,6 +88,14 @@ def loads_table(runs: Sequence[StoredRun]) -> Table:
         rows = tuple((*row[:2], "", *row[3:]) for row in rows)
     columns = ("workload", "variant", "host", "load", "SLO", "met", "not met", "void", "goodput", "TTFT p99", "TPOT p99")
     return Table(columns, rows, frozenset(columns[3:]) - {"SLO"}).without_empty("host", "TTFT p99", "TPOT p99")
+
+
+def searches_markdown(runs: Sequence[StoredRun]) -> str:
+    """Both tables under headings; empty for a job without a search."""
+    limits, loads = limits_table(runs), loads_table(runs)
+    if not limits.rows:
+        return ""
+    return f"\n**{BY_LAUNCH}**\n\n{as_markdown(limits)}\n**{BY_LOAD}**\n\n{as_markdown(loads)}"
 
 
 def _answer(load: LoadRuns) -> str:

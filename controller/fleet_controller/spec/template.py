@@ -67,6 +67,7 @@ workloads:
   #   output_tokens: 500
   #   slo: {ttft_p99: 2s, tpot_p99: 50ms}
   # bursts: {rate: 4, arrivals: gamma, burstiness: 0.25, duration: 60s, output_tokens: {lognormal: {median: 150, sigma: 0.8, max: 2000}}}
+  # limit: {search: {of: rate, from: 1, to: 64}, duration: 60s, output_tokens: 500, slo: {ttft_p99: 2s}} # the highest rate that meets it
   # Ramps, traces, prompts of a file, shared beginnings, sessions and mixtures: docs/user/job-file.md
 
 measure:
