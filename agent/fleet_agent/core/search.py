@@ -87,7 +87,8 @@ def judged(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], b
         gates = tuple(_of_a_miss(gate, run, workload) for gate in gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
     after = next_load(search, (*before, told_by(run)))
-    return replace(run, searched=Searched(load, met and not run.void, after.highest_met, after.lowest_not_met, after.ended, search.of))
+    met = met and not run.void
+    return replace(run, searched=Searched(load, met, after.highest_met, after.lowest_not_met, after.ended, search.of))
 
 
 def share_met(run: RunResult) -> float:
@@ -104,7 +105,7 @@ def _in_a_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> 
 
 
 def _of_a_miss(gate: Gate, run: RunResult, workload: Workload) -> Gate:
-    """What the client may have caused is no answer. Where half of the requests missed by more than it was late, less load would have too."""
+    """What the client may have caused is no answer. Where half of the requests missed by more than it was late, it did not."""
     if gate.code != "client_limited":
         return gate
     slo, late_s = workload.slo, run.metrics.get(DISPATCH_DELAY_P99, 0.0)
