@@ -26,6 +26,7 @@ REQUEST: Final = b"POST /%d HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
 USERS: Final = 24
 REQUESTS: Final = 8  # of each
 LIMIT_S: Final = 0.4
+BEHIND: Final = b"said by nobody who was asked"
 ROOT: Final = Path(__file__).resolve().parents[2]
 SANITIZERS: Final = {"address": "libasan.so", "undefined": "libubsan.so"}
 
@@ -55,21 +56,29 @@ def script(dice: random.Random) -> Script:
     if wrong < 0.1:
         return [*parts[: dice.randint(0, len(parts))], dice.choice([CLOSE, RESET, SILENCE])]
     if wrong < 0.15:
-        return [*parts, dice.randbytes(dice.randint(1, 50))]
+        return [*parts, BEHIND]
     if wrong < 0.25:
         return [dice.randbytes(dice.randint(1, 400)), *parts, CLOSE]
     return parts
 
 
-def is_sound(sent: Script, exchange: Exchange) -> bool:
-    """What came is a beginning of what was sent, in times that do not run backwards; a success is all of it."""
+def wrong_with(sent: Script, exchange: Exchange) -> str:
+    """What came is a beginning of what was sent, in times that do not run backwards; a success is all of it. Empty: all is well.
+
+    What a server says behind its answer may come when the answer has been taken, and even when the next request has been sent.
+    """
     content = b"".join(part for part in sent if isinstance(part, bytes))
+    answer = content.removesuffix(BEHIND)
     response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
     reads = exchange.reads
     times = [exchange.sent_ns, *reads.times_ns]
-    begun = content.startswith(reads.data) and times == sorted(times) and (not len(reads) or reads.ends[-1] == len(reads.data))
-    whole = response.error_kind != "" or reads.data == content
-    return begun and whole
+    checks = {
+        "other bytes": content.startswith(reads.data.removeprefix(BEHIND)),
+        "times that run backwards": times == sorted(times),
+        "bytes of no read": not len(reads) or reads.ends[-1] == len(reads.data),
+        "a success that is not whole": response.error_kind != "" or reads.data in (answer, content),
+    }
+    return ", ".join(name for name, is_well in checks.items() if not is_well)
 
 
 async def users(seed: int) -> list[str]:
@@ -93,8 +102,8 @@ async def user(dice: random.Random) -> list[str]:
             exchange = await endpoint.exchange(request, LIMIT_S, flying)
             got = request in server.requests  # one may be lost with its connection
             sent = scripts[server.requests.index(request)] if got else []
-            if not is_sound(sent, exchange):
-                found.append(f"{sent!r} became {exchange.reads.data!r}, {exchange.failure}")
+            if wrong := wrong_with(sent, exchange):
+                found.append(f"{number}: {wrong} ({exchange.failure}): {exchange.reads.pairs()} of {sent}"[:2000])
         endpoint.close()
     return found
 

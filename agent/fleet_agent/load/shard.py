@@ -266,7 +266,7 @@ async def _drive(shard: _Shard) -> None:
 
 async def _carry_out(shard: _Shard) -> None:
     async with asyncio.TaskGroup() as group:
-        looking = group.create_task(shard.lag.sample(_every_fifth(shard.look)))
+        looking = group.create_task(shard.lag.sample(_every_other(shard.look)))
         if shard.plan.concurrency:
             await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.plan.numbers)))
         begin_ns = await shard.start.wait()
@@ -364,10 +364,10 @@ async def _sleep_until(due_ns: int, shard: _Shard) -> None:
             await asyncio.sleep(0)
 
 
-def _every_fifth(look: Callable[[], None]) -> Callable[[], None]:
+def _every_other(look: Callable[[], None]) -> Callable[[], None]:
     """A look at the disk with each sample of the lag would be too often."""
     turns = count(1)
-    return lambda: look() if next(turns) % 5 == 0 else None
+    return lambda: look() if next(turns) % 2 == 0 else None
 
 
 def _exists(path: str) -> bool:

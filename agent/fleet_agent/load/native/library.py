@@ -77,7 +77,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → wha
     "bf_stream_peek": (_N, (_P, _N, _P, _N)),
     "bf_stream_watch": (_I, (_P, _N)),
     "bf_stream_take": (None, (_P, _P)),
-    "bf_answer_free": (None, (_P,)),
     "bf_stream_drop": (None, (_P,)),
 }
 

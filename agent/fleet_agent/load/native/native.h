@@ -42,7 +42,6 @@ int bf_stream_expect(stream *, int64_t sent_ns, size_t most);
 size_t bf_stream_peek(stream *, size_t from, char *into, size_t room);
 int bf_stream_watch(stream *, size_t next);
 void bf_stream_take(stream *, answer *into);
-void bf_answer_free(answer *);
 void bf_stream_drop(stream *);
 
 #endif

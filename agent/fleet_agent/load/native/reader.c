@@ -16,8 +16,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 256, ROOM = 1 << 16, KEPT = 1 << 20, LINE_LIMIT = 4096, FRESH_NS = 1000000 };
+enum { EVENTS = 256, ROOM = 1 << 16, KEPT = 1 << 18, LINE_LIMIT = 4096, FRESH_NS = 1000000, TURNS = 16 };
+enum { WANTED = EPOLLIN | EPOLLRDHUP | EPOLLET };
 enum { IDLE, LOOKED_AT, WATCHED }; /* how a stream's reads are taken: nobody asked for them; each is news; only the end is */
+enum { EMPTY, SHORT, FULL, OVER };     /* what a read found: nothing, less than there was room for, as much; the stream's end */
 
 struct stream {
     reader *of;
@@ -124,10 +126,12 @@ static int grown(stream *one, size_t more) {
     return 1;
 }
 
-static void broke(stream *one, int what, int error) {
-    epoll_ctl(one->of->epoll, EPOLL_CTL_DEL, one->descriptor, NULL); /* or it would be told for ever */
+/* It is not read any further. */
+static int over(stream *one, int what, int error) {
+    epoll_ctl(one->of->epoll, EPOLL_CTL_DEL, one->descriptor, NULL);
     one->error = error;
     tell(one, what);
+    return OVER;
 }
 
 static int64_t arrived_ns(reader *of, struct msghdr *said, int64_t after_ns) {
@@ -143,43 +147,57 @@ static int64_t arrived_ns(reader *of, struct msghdr *said, int64_t after_ns) {
     return bf_arrival_ns(stamp.tv_sec * INT64_C(1000000000) + stamp.tv_nsec, of->apart_ns, after_ns, at_ns);
 }
 
-static void take_read(stream *one) {
+static int take_read(stream *one) {
     reader *of = one->of;
     char control[CMSG_SPACE(sizeof(struct timespec))];
     struct iovec place = {.iov_base = of->scratch, .iov_len = ROOM};
     struct msghdr said = {.msg_iov = &place, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     ssize_t came = recvmsg(one->descriptor, &said, MSG_DONTWAIT);
-    if (came < 0) {
-        if (errno != EAGAIN && errno != EINTR) broke(one, BF_BROKEN, errno);
-        return;
+    if (came == 0) return over(one, BF_CLOSED, 0);
+    if (came < 0) return errno == EAGAIN ? EMPTY : errno == EINTR ? FULL : over(one, BF_BROKEN, errno);
+    if (one->mode == IDLE) { /* what was taken is not touched before the next request */
+        tell(one, BF_LOOK);
+        return came == ROOM ? FULL : SHORT;
     }
-    if (came == 0) {
-        broke(one, BF_CLOSED, 0);
-        return;
-    }
-    if (!grown(one, (size_t)came)) {
-        broke(one, BF_BROKEN, ENOMEM);
-        return;
-    }
+    if (!grown(one, (size_t)came)) return over(one, BF_BROKEN, ENOMEM);
     one->last_ns = arrived_ns(of, &said, one->last_ns);
     memcpy(one->data + one->size, of->scratch, (size_t)came);
     one->size += (size_t)came;
     one->times[one->reads] = one->last_ns;
     one->ends[one->reads++] = one->size;
-    if (one->size > one->most) {
-        broke(one, BF_LOOK, 0);
-        return;
-    }
+    if (one->size > one->most) return over(one, BF_LOOK, 0);
     int what = one->mode == WATCHED ? walk(one) : BF_LOOK;
-    if (!what) return;
-    if (one->mode == WATCHED) one->mode = LOOKED_AT;
-    tell(one, what);
+    if (what && one->mode == WATCHED) one->mode = LOOKED_AT;
+    if (what) tell(one, what);
+    return came == ROOM ? FULL : SHORT;
 }
 
-static void release(stream *one) {
+/* News come once (EPOLLET), so all is read: a short read has emptied the socket, unless its end was told with it. */
+static void take(stream *one, uint32_t events) {
+    reader *of = one->of;
+    int to_end = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0, got = FULL;
+    for (int turn = 0; got == FULL || (got == SHORT && to_end); turn++) {
+        pthread_mutex_lock(&of->lock);
+        got = one->descriptor < 0 ? OVER : take_read(one);
+        if (got != OVER && turn == TURNS) { /* others have waited: epoll tells of it again */
+            struct epoll_event wanted = {.events = WANTED, .data.ptr = one};
+            epoll_ctl(of->epoll, EPOLL_CTL_MOD, one->descriptor, &wanted);
+            got = EMPTY;
+        }
+        pthread_mutex_unlock(&of->lock);
+    }
+}
+
+static void empty(stream *one) {
     free(one->data);
     free(one->times);
     free(one->ends);
+    one->data = NULL, one->times = NULL, one->ends = NULL;
+    one->room = one->reads_room = 0;
+}
+
+static void release(stream *one) {
+    empty(one);
     free(one);
 }
 
@@ -217,11 +235,8 @@ void bf_reader_run(reader *of) {
     for (int goes_on = 1; goes_on;) {
         int many = epoll_wait(of->epoll, found, EVENTS, -1);
         for (int each = 0; each < many; each++) {
-            stream *one = found[each].data.ptr;
-            pthread_mutex_lock(&of->lock);
-            if (!one) goes_on = 0;
-            else if (one->descriptor >= 0) take_read(one);
-            pthread_mutex_unlock(&of->lock);
+            if (!found[each].data.ptr) goes_on = 0;
+            else take(found[each].data.ptr, found[each].events);
         }
         if (many < 0 && errno != EINTR) goes_on = 0;
         pthread_mutex_lock(&of->lock);
@@ -275,8 +290,8 @@ stream *bf_stream_add(reader *of, int descriptor, uint64_t key) {
     stream *one = calloc(1, sizeof *one);
     int yes = 1;
     if (!one) return NULL;
-    *one = (stream){.of = of, .key = key, .descriptor = descriptor, .most = ROOM};
-    struct epoll_event wanted = {.events = EPOLLIN, .data.ptr = one};
+    *one = (stream){.of = of, .key = key, .descriptor = descriptor};
+    struct epoll_event wanted = {.events = WANTED, .data.ptr = one};
     setsockopt(descriptor, SOL_SOCKET, SO_TIMESTAMPNS, &yes, sizeof yes);
     if (epoll_ctl(of->epoll, EPOLL_CTL_ADD, descriptor, &wanted)) {
         release(one);
@@ -288,11 +303,13 @@ stream *bf_stream_add(reader *of, int descriptor, uint64_t key) {
 /* Before a request is sent: 0, or 1 when the connection has ended or said something that nobody asked for. */
 int bf_stream_expect(stream *one, int64_t sent_ns, size_t most) {
     pthread_mutex_lock(&one->of->lock);
-    int stale = one->size || one->what;
+    int stale = one->what;
+    if (one->room > KEPT) empty(one);
+    one->size = one->reads = 0;
     one->last_ns = sent_ns, one->most = most;
     one->mode = LOOKED_AT;
     pthread_mutex_unlock(&one->of->lock);
-    return stale;
+    return stale != 0;
 }
 
 /* What came from byte `from` on, as much as fits; how much that is. */
@@ -316,22 +333,13 @@ int bf_stream_watch(stream *one, size_t next) {
     return what;
 }
 
-/* All that came since it was expected. It is the caller's, for bf_answer_free. */
+/* All that came since it was expected, there until the next one is, or the stream is dropped. */
 void bf_stream_take(stream *one, answer *into) {
     pthread_mutex_lock(&one->of->lock);
     *into = (answer){one->data, one->times, one->ends, one->size, one->reads};
-    one->data = NULL, one->times = NULL, one->ends = NULL;
-    one->size = one->room = one->reads = one->reads_room = 0;
     one->mode = IDLE;
     settle(one, BF_LOOK | BF_END);
     pthread_mutex_unlock(&one->of->lock);
-}
-
-void bf_answer_free(answer *taken) {
-    free(taken->data);
-    free(taken->times);
-    free(taken->ends);
-    *taken = (answer){0};
 }
 
 /* The descriptor may be closed afterwards. */

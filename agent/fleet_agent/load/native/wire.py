@@ -150,12 +150,9 @@ class NativeLine:
         if not self._stream:
             return Reads()
         answer = Answer()
-        place = ctypes.byref(answer)
-        self._call.bf_stream_take(self._stream, place)
-        reads = _copied(answer)
-        self._call.bf_answer_free(place)
+        self._call.bf_stream_take(self._stream, ctypes.byref(answer))
         self._looked = self.size = 0
-        return reads
+        return _copied(answer)
 
     def drop(self) -> None:
         """See `Line`."""
@@ -168,7 +165,7 @@ class NativeLine:
 
 def _copied(answer: Answer) -> Reads:
     times, ends = array("q"), array("Q")
-    if not (answer.data and answer.times and answer.ends):
+    if not (answer.size and answer.data and answer.times and answer.ends):
         return Reads()
     times.frombytes(ctypes.string_at(answer.times, answer.reads * times.itemsize))
     ends.frombytes(ctypes.string_at(answer.ends, answer.reads * ends.itemsize))
