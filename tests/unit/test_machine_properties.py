@@ -43,6 +43,7 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
+from fleet_protos.search import CONCURRENCY, Search, Searched
 from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Measure, Outcome, Phase, RunResult, TrialSpec, Workload
 
 WORKLOADS = (Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8))
@@ -113,7 +114,8 @@ class Shell:
 
     def _run(self, workload: Workload, index: int, gates: tuple[Gate, ...]) -> RunFinished:
         rate = self.draw(st.sampled_from([99.0, 100.0, 140.0]))
-        return RunFinished(RunResult(workload=workload.name, index=index, metrics={"output_tok_s": rate}, gates=gates))
+        searched = Searched(workload.load, self.draw(st.booleans()), of=workload.search.of) if workload.search.of else Searched()
+        return RunFinished(RunResult(workload.name, index, metrics={"output_tok_s": rate}, gates=gates, searched=searched))
 
     def disturb(self, what: str) -> None:
         if what == "cancel" and self.trial.phase is not Phase.QUEUED:
@@ -131,6 +133,7 @@ class Shell:
 
 
 WITNESSED = replace(SPEC, witness=True)
+SEARCHED = replace(SPEC, workloads=(Workload("users", search=Search(CONCURRENCY, 1.0, 16.0, 0.2, 0.99)), WORKLOADS[0]))
 
 
 @st.composite
@@ -155,7 +158,7 @@ def _lost(shell: Shell) -> int:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.one_of(lives(), lives(WITNESSED)))
+@given(st.one_of(lives(), lives(WITNESSED), lives(SEARCHED)))
 def test_every_life_ends_with_each_launched_server_stopped_and_the_trial_closed_once(shell: Shell) -> None:
     """A server whose start was ordered but not recorded when the agent died counts as launched: it is looked for by its token."""
     assert shell.trial.phase is Phase.OVER
@@ -167,7 +170,7 @@ def test_every_life_ends_with_each_launched_server_stopped_and_the_trial_closed_
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(lives(), lives(WITNESSED)))
+@given(st.one_of(lives(), lives(WITNESSED), lives(SEARCHED)))
 def test_without_a_restart_each_order_to_stop_and_to_close_is_given_once(shell: Shell) -> None:
     restarts = sum(isinstance(event.body, AgentRestarted) for event in shell.journal)
     closings = sum(isinstance(effect, CloseTrial) for effect in shell.ordered)
@@ -192,7 +195,7 @@ def test_the_measured_server_is_launched_only_after_its_witness_is_proved_and_go
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(lives(), lives(WITNESSED)), st.integers(1, 60))
+@given(st.one_of(lives(), lives(WITNESSED), lives(SEARCHED)), st.integers(1, 60))
 def test_replay_of_any_journalled_beginning_gives_the_same_trial(shell: Shell, count: int) -> None:
     beginning = shell.journal[:count]
     kept = [event_from_json(event_to_json(event)) for event in beginning]

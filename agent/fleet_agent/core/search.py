@@ -81,7 +81,7 @@ def judged(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], b
     `workload`: at the load of the run. `error_kinds`: of the requests that failed. `before`: the runs of the search until then.
     """
     search, load = workload.search, workload.load
-    met = share_met(run) >= search.goodput and not any(gate.code == "rate_not_sustained" for gate in run.gates)
+    met = share_met(run) >= search.goodput - _EXACT and not any(gate.code == "rate_not_sustained" for gate in run.gates)
     gates = tuple(_in_a_search(gate, run, error_kinds) for gate in run.gates)
     if not met:
         gates = tuple(_of_a_miss(gate, run, workload) for gate in gates)
