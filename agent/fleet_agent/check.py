@@ -12,7 +12,7 @@ from fleet_agent.host.fingerprint import read_fingerprint
 from fleet_agent.host.gpus import Gpus, RecordedGpus
 from fleet_agent.host.nvml import NvmlGpus
 from fleet_agent.host.view import HostView
-from fleet_agent.preflight import check_clock, check_disk, check_gpus, check_shm
+from fleet_agent.preflight import check_clock, check_compiler, check_disk, check_gpus, check_shm
 from fleet_protos.errors import ExitCode
 
 
@@ -36,7 +36,7 @@ def host_findings(host: HostView) -> tuple[Finding, ...]:
     reading = host.gpus.read()
     indices = [gpu.index for gpu in reading.gpus]
     gpus = check_gpus(reading, indices) if indices or reading.fault else []
-    return (*check_disk(host.state), *gpus, *check_shm(len(indices)), *check_clock(host))
+    return (*check_disk(host.state), *gpus, *check_shm(len(indices)), *check_clock(host), *check_compiler())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -54,6 +54,7 @@ CODES: Mapping[str, Code] = {
     "image_missing": Code(WARNING),
     "clock_jumped": Code(INFO),
     "clock_unsynchronised": Code(INFO),
+    "no_compiler": Code(INFO),
 }
 
 

@@ -22,7 +22,7 @@ from fleet_agent.findings import Finding
 from fleet_agent.host import sysfs
 from fleet_agent.host.gpus import Reading
 from fleet_agent.host.view import HostView
-from fleet_agent.preflight import check_clock, check_disk, check_gpus, check_shm
+from fleet_agent.preflight import check_clock, check_compiler, check_disk, check_gpus, check_shm
 
 _BUSY_LOAD = 0.25  # runnable processes a CPU, when no trial runs
 _LEAST_FILES, _LEAST_PROCESSES = 65_536, 16_384  # of a server with eight ranks and many connections
@@ -43,7 +43,7 @@ class Work:
 
 async def inspect(host: HostView, work: Work, policy: Policy, defaults: ServerDefaults) -> tuple[Finding, ...]:
     """Everything that is found now, the work that goes on first."""
-    found = [*_of_work(work), *_of_aside(host, work), *check_disk(host.state), *check_clock(host)]
+    found = [*_of_work(work), *_of_aside(host, work), *check_disk(host.state), *check_clock(host), *check_compiler()]
     found += [*_of_gpus(await host.read(), work), *check_shm(len(work.gpus))]
     found += [*_of_load(work, os.getloadavg()[0], os.cpu_count() or 1), *_of_limits(), *_of_ports()]
     found += await asyncio.to_thread(lambda: list(_of_pythons(work, policy, defaults)))

@@ -17,6 +17,7 @@ from fleet_agent.host.gpus import Reading
 from fleet_agent.host.memory import holder
 from fleet_agent.host.models import missing_of
 from fleet_agent.host.view import HostView
+from fleet_agent.load.native.library import compiler
 from fleet_agent.room import LEAST_FREE_BYTES
 from fleet_agent.secrets import SCHEME
 from fleet_knowledge.failures import FAILURES
@@ -36,7 +37,7 @@ async def preflight(spec: TrialSpec, place: Place, host: HostView) -> tuple[Find
     """All that speaks against launching this trial here and now, errors and less. Reads only; an external server has no preflight."""
     if spec.engine.kind is EngineKind.EXTERNAL:
         return ()
-    found = [*await asyncio.to_thread(_of_files, spec, host), *_of_ports(spec.engine, place), *check_clock(host)]
+    found = [*await asyncio.to_thread(_of_files, spec, host), *_of_ports(spec.engine, place), *check_clock(host), *check_compiler()]
     if host.uses_gpus(spec.engine.kind) and place.gpus:
         found += check_gpus(await host.read(), place.gpus)
         found += check_shm(len(place.gpus)) if not spec.engine.container.image else ()
@@ -185,6 +186,13 @@ def check_shm(gpus: int) -> tuple[Finding, ...]:
         return ()
     told = f"/dev/shm has {size >> 20} MiB for {gpus} ranks"
     return (Finding("shm_small", told, "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there"),)
+
+
+def check_compiler() -> Iterator[Finding]:
+    """What the load does without."""
+    if compiler() is None:
+        told = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes about four times the processor"
+        yield Finding("no_compiler", told, "install gcc, or name a compiler in the agent's variable CC")
 
 
 def check_clock(host: HostView) -> Iterator[Finding]:

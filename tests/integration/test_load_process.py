@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
@@ -136,6 +137,7 @@ async def test_a_run_gives_metrics_facts_and_a_raw_file(load: LoadProcess, simul
     assert reply.metrics["accept_rate_of_drafts"] == pytest.approx((reply.metrics["accept_length"] - 1) / 5)
     raw = pd.read_parquet(path)
     assert (len(raw), int(raw["completion_tokens"].sum()), reply.parquet.size_bytes) == (4, 240, path.stat().st_size)
+    assert pq.read_metadata(path).metadata[b"benchfleet.client_reads_in"] == b"c"
     wall_s = (raw["last_ns"].max() - raw["intended_ns"].min()) / 1e9
     assert reply.duration_s == pytest.approx(50 * wall_s)
 

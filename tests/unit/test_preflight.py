@@ -19,7 +19,7 @@ from fleet_agent.findings import CODES, ERROR, Finding, refusal
 from fleet_agent.host.gpus import RecordedGpus
 from fleet_agent.host.models import missing_of
 from fleet_agent.host.view import HostView
-from fleet_agent.preflight import check_gpus, check_model, preflight
+from fleet_agent.preflight import check_compiler, check_gpus, check_model, preflight
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, TrialSpec
 
@@ -251,3 +251,12 @@ def test_the_codes_are_those_of_the_guide() -> None:
 def test_a_check_of_the_host_alone_needs_no_trial(tmp_path: Path) -> None:
     found = host_findings(box(tmp_path, {1: {"nvlinks": 17}}))
     assert "GPU1 has 17 NVLinks up (others 18)" in [finding.message for finding in found]
+
+
+def test_a_host_without_a_compiler_is_told_what_its_load_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    assert [finding.code for finding in check_compiler()] == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [finding] = check_compiler()
+    assert (finding.code, finding.severity) == ("no_compiler", "info")
+    assert "four times" in finding.message

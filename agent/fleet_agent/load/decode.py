@@ -45,7 +45,8 @@ class _Reading:
     @property
     def is_plain(self) -> bool:
         """True when the last text field said something and no count, and more may come."""
-        return bool(self.texts and self.texts[-1]) and not (self.counts or self.generate or self.finish_reason or self.done or self.error[0])
+        is_over = self.finish_reason or self.done or self.error[0]
+        return bool(self.texts and self.texts[-1]) and not (self.counts or self.generate or is_over)
 
     def output(self, ns: int, text: str, count: int | None) -> None:
         """An event with a text field."""

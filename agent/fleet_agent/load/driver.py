@@ -116,7 +116,8 @@ class Driver:
         reply = _reply(summary, done)
         if warm or not request.parquet:
             return reply
-        return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, columns, done.notes))
+        notes = {"client_reads_in": ",".join(sorted({result.reads_in for result in done.results}))} | dict(done.notes)
+        return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, columns, notes))
 
 
 def _refuse_unfinished(done: Done, limit_s: float) -> None:

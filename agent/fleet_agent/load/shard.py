@@ -90,7 +90,8 @@ class ShardResult:
     """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's resolution; `start_ns` is perf_counter_ns.
 
     `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used from its start to its last answer;
-    `decode_s`: those that it took afterwards to decode what was left. `reads`: how often it took something from a connection.
+    `decode_s`: those that it took afterwards to decode what was left. `reads`: how often it took something from
+    a connection, in `reads_in`, which is c or python.
     """
 
     columns: Columns
@@ -102,6 +103,7 @@ class ShardResult:
     cpu_s: float = 0.0
     decode_s: float = 0.0
     reads: int = 0
+    reads_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,8 @@ class _Shard:
         decode_s = time.perf_counter() - began
         columns, lags_ns = self.done.built(), tuple(self.lag.taken())
         return ShardResult(
-            columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s, self.reads
+            columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s, self.reads,
+            "python" if library() is None else "c",
         )
 
 

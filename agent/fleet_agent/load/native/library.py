@@ -110,13 +110,18 @@ def _loaded(folder: Path) -> Library | None:
         return None
 
 
+def compiler() -> str | None:
+    """The C compiler of this host; None: it has none."""
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 def built(folder: Path) -> Path:
     """The compiled library in that folder, compiled now unless it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     target = folder / f"load-{_digest()}.so"
     if _is_ours(target):
         return target
-    if compiler is None:
+    program = compiler()
+    if program is None:
         raise FileNotFoundError("there is no C compiler (cc, gcc or clang) on PATH")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _only_we_write(folder.lstat()):
@@ -126,7 +131,7 @@ def built(folder: Path) -> Path:
     os.close(descriptor)
     try:
         sources = [str(here / name) for name in _SOURCES]
-        subprocess.run([compiler, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
+        subprocess.run([program, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
         os.replace(fresh, target)  # whole, whoever else builds it at the same time
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
