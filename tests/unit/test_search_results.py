@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
 from fleet_controller.analysis.launches import StoredRun, launches_of
 from fleet_controller.analysis.limits import found
 from fleet_controller.analysis.verdict import Verdict
+from fleet_controller.core.claims import believed
 from fleet_controller.report.comparison import csv_of, json_of, remarks_of, table_of
 from fleet_controller.report.jobs import show_json
 from fleet_controller.report.progress import run_text
+from fleet_controller.report.screen import comparison_text
 from fleet_controller.report.searches import limits_table, loads_table, searches_markdown
 from fleet_controller.report.values import JobDetail, JobSummary
+from fleet_protos.events import Event, RunFinished
 from fleet_protos.search import CONCURRENCY, RATE
-from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult, Searched
+from fleet_protos.trial import Gate, GateEffect, Outcome, Phase, RunResult, Searched
 
 Bracket = tuple[float, float]  # highest met, lowest not met; 0: none
 SUSTAINED = Gate("rate_not_sustained", GateEffect.FLAG, "the queue grows")
@@ -197,6 +203,34 @@ def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
     loads = {row[2]: row[3:] for row in loads_table(runs).rows}
     assert loads["10/s"] == ("met", "2", "0", "1", "100.0 %", "200 ms", "1.5 s")
     assert loads["10.5/s"] == ("not met", "0", "1", "0", "40.0 %", "200 ms", "1.5 s")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Searched(math.inf, True, 1.0, 2.0, "found", RATE), Searched(1.0, True, math.nan, 2.0, "found", RATE),
+        Searched(1.0, True, 1.0, -2.0, "found", RATE), Searched(1.0, True, 1.0, 2.0, "found", "users"),
+    ],
+)  # fmt: skip
+def test_loads_that_cannot_be_are_not_believed(odd: Searched) -> None:
+    event, _ = believed(Event(1, 1, "t", 1, 0, Phase.MEASURING, RunFinished(RunResult("open", 1, searched=odd))))
+    assert isinstance(event.body, RunFinished)
+    assert event.body.run.searched == Searched()
+    sound = replace(event, body=RunFinished(a_search("v", 1, (1, 2))[0].run))
+    assert believed(sound)[0] == sound
+
+
+BRACKETS = st.tuples(st.sampled_from([0.0, 1.0, 1e-9, 3.0, 1e15]), st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e15]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(BRACKETS, max_size=3), st.lists(BRACKETS, max_size=3), st.sampled_from([RATE, CONCURRENCY]))
+def test_whatever_searches_tell_a_comparison_can_be_shown_and_written(base: list[Bracket], new: list[Bracket], of: str) -> None:
+    runs = launches("base", [(1, 2), *base], of) + launches("new", new, of)
+    comparison = compare(runs, "base", conditions=Conditions(planned=(("base", "h1"), ("new", "h1")), workloads=("open",)))
+    assert json.loads(json.dumps(json_of(comparison), allow_nan=False))["rows"]
+    assert comparison_text(comparison, 60, False) and comparison_text(comparison, None, False) and csv_of(comparison)
+    json.dumps(show_json(JobDetail(JobSummary("job")), runs), allow_nan=False)
 
 
 def test_a_report_for_people_has_both_tables_and_one_without_a_search_has_none() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fleet_controller.core.state import Attempt
 from fleet_protos import events as ev
+from fleet_protos.search import CONCURRENCY, RATE, Searched
 from fleet_protos.trial import Artifact, RunResult
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -87,7 +88,11 @@ def _misplaced(file: Artifact, event: ev.Event) -> str:
 
 
 def _finite(run: RunResult) -> RunResult:
-    return replace(run, metrics={name: value for name, value in run.metrics.items() if math.isfinite(value) and len(name) <= _LONGEST_NAME})
+    """Without numbers that are none, and without a search whose loads cannot be: it is then a run of no search."""
+    metrics = {name: value for name, value in run.metrics.items() if math.isfinite(value) and len(name) <= _LONGEST_NAME}
+    told = run.searched
+    sound = told.of in (RATE, CONCURRENCY) and all(0 <= load < math.inf for load in (told.load, told.highest_met, told.lowest_not_met))
+    return replace(run, metrics=metrics, searched=told if sound else Searched())
 
 
 def _cut(name: str, value: Any, depth: int) -> Any:
