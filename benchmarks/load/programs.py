@@ -83,7 +83,7 @@ def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.communicate(timeout=30)
     running.told = dict(_told(record))
 
 

@@ -51,6 +51,14 @@ class Repeats:
 
 
 @dataclass(frozen=True, slots=True)
+class Clients:
+    """Both, ready."""
+
+    ours: ours.Client
+    theirs: theirs.BenchServing
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """Of one load. `info_s`: GET /server_info; `late_s`: how late bench_serving's last request was on the truth server, open loop."""
 
@@ -60,7 +68,7 @@ class Found:
     late_s: float
 
 
-async def beside(server: Server, load: Load, client: ours.Client, repeats: int, folder: Path) -> Repeats:
+async def beside(server: Server, load: Load, clients: Clients, repeats: int) -> Repeats:
     """Both clients on one server, in turns."""
     found = Repeats()
     for number in range(1, repeats + 1):
@@ -68,15 +76,15 @@ async def beside(server: Server, load: Load, client: ours.Client, repeats: int, 
         turns = ("ours", "theirs") if number % 2 else ("theirs", "ours")
         for turn in turns:
             if turn == "ours":
-                found.ours.append(await client.run(server, load, number, after_s))
+                found.ours.append(await clients.ours.run(server, load, number, after_s))
             else:
-                found.theirs.append(await asyncio.to_thread(theirs.run, server, load, folder))
+                found.theirs.append(await asyncio.to_thread(clients.theirs.run, server, load))
         found.info_s.append(after_s)
     return found
 
 
 async def controls(
-    program: Path, load: Load, pace: Pace, client: ours.Client, repeats: int, folder: Path
+    program: Path, load: Load, pace: Pace, clients: Clients, repeats: int, folder: Path
 ) -> tuple[Mapping[str, Control], Sequence[float]]:
     """How the clients differ on a server that does not, by figure; and, of an open loop, how late bench_serving's last request was."""
     of_ours: list[tuple[Figures, Figures]] = []
@@ -86,9 +94,9 @@ async def controls(
         for turn in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
             with servers.truth(program, folder, pace) as (server, told):
                 if turn == "ours":
-                    _, measured = await client.run(server, load, number, 0.0)
+                    _, measured = await clients.ours.run(server, load, number, 0.0)
                 else:
-                    measured = await asyncio.to_thread(theirs.run, server, load, folder)
+                    measured = await asyncio.to_thread(clients.theirs.run, server, load)
             had = servers.of_the_run(told, load)
             (of_ours if turn == "ours" else of_theirs).append((measured, servers.true_figures(had, load)))
             if turn == "theirs" and not load.concurrency:
@@ -100,13 +108,20 @@ async def measure(server: Server, loads: Sequence[Load], repeats: int, folder: P
     """What was found, by load. Raises Missing without SGLang or a C compiler."""
     program, found = programs.build(folder, "truth"), {}
     async with ours.client(folder) as client:
-        for load in loads:
-            measured = await beside(server, load, client, repeats, folder)
-            pace = Pace(*(round(1e3 * statistics.median(one[name] for _, one in measured.ours)) for name in ("ttft_ms_p50", "tpot_ms_p50")))
-            known, late_s = await controls(program, load, pace, client, repeats, folder)
-            rows = verdicts.rows(measured.ours, measured.theirs, known)
-            found[load.name] = Found(load, rows, statistics.median(measured.info_s), statistics.median(late_s) if late_s else 0.0)
+        with theirs.bench_serving(folder) as other:
+            clients = Clients(client, other)
+            for load in loads:
+                found[load.name] = await one(server, load, clients, repeats, (program, folder))
     return found
+
+
+async def one(server: Server, load: Load, clients: Clients, repeats: int, places: tuple[Path, Path]) -> Found:
+    """What was found of one load, on the server and on the truth server; `places`: its program, and a folder."""
+    measured = await beside(server, load, clients, repeats)
+    middle = [statistics.median(figures[name] for _, figures in measured.ours) for name in ("ttft_ms_p50", "tpot_ms_p50")]
+    known, late_s = await controls(places[0], load, Pace(*(round(1e3 * ms) for ms in middle)), clients, repeats, places[1])
+    rows = verdicts.rows(measured.ours, measured.theirs, known)
+    return Found(load, rows, statistics.median(measured.info_s), statistics.median(late_s) if late_s else 0.0)
 
 
 def table(engine: str, found: Sequence[Found], repeats: int) -> str:

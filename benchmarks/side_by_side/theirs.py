@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,23 +26,56 @@ ENVIRONMENT: Final = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TORC
 _SHARES: Final = dict(zip(SHARES, ("mean", "median", "p99"), strict=True))
 
 
-def run(server: Server, load: Load, folder: Path) -> Figures:
-    """One run, with a warm-up of its own before it. Raises Missing without its environment, RuntimeError when it failed."""
-    home, told = environment(), folder / "theirs.jsonl"
-    told.unlink(missing_ok=True)
-    words = [
-        home / "bin/python", "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", server.url, "--model", home / "tiny-model",
-        "--tokenizer", home / "tiny-model", "--dataset-name", "random-ids", "--tokenize-prompt", "--random-input-len", load.input_tokens,
-        "--random-output-len", load.output_tokens, "--random-range-ratio", 1, "--num-prompts", load.requests, "--seed", SEED,
-        "--warmup-requests", load.warm_up, "--disable-tqdm", "--output-file", told,
+class BenchServing:
+    """A process that carries out its command, once for each run."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process = process
+        self._told = folder / "theirs.jsonl"
+        self._log = folder / "theirs.log"
+
+    def run(self, server: Server, load: Load) -> Figures:
+        """One run, with a warm-up of its own before it. Raises RuntimeError when it failed or took longer than LIMIT_S."""
+        self._told.unlink(missing_ok=True)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(words(server, load, self._told)) + "\n")
+            self._process.stdin.flush()
+            said = self._process.stdout.readline() if select.select([self._process.stdout], [], [], LIMIT_S)[0] else ""
+        except BrokenPipeError:
+            said = ""
+        if said != "done\n":
+            log = self._log.read_text(errors="replace")[-1500:]
+            raise RuntimeError(f"sglang.bench_serving failed, or took longer than {LIMIT_S} s: {log}")
+        return _figures(json.loads(self._told.read_text(encoding="utf-8").splitlines()[-1]))
+
+
+def words(server: Server, load: Load, told: Path) -> list[str]:
+    """What stands behind `python -m sglang.bench_serving`. Raises Missing without its environment."""
+    model = environment() / "tiny-model"
+    found = [
+        "--backend", "sglang", "--base-url", server.url, "--model", model, "--tokenizer", model, "--dataset-name", "random-ids",
+        "--tokenize-prompt", "--random-input-len", load.input_tokens, "--random-output-len", load.output_tokens, "--random-range-ratio", 1,
+        "--num-prompts", load.requests, "--seed", SEED, "--warmup-requests", load.warm_up, "--disable-tqdm", "--output-file", told,
         *(("--max-concurrency", load.concurrency) if load.concurrency else ("--request-rate", load.rate_per_s)),
     ]  # fmt: skip
-    done = subprocess.run(
-        [*map(str, words)], env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=LIMIT_S, **pinned(CLIENT_CORE)
-    )
-    if done.returncode or not told.exists():
-        raise RuntimeError(f"sglang.bench_serving ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
-    return _figures(json.loads(told.read_text().splitlines()[-1]))
+    return [*map(str, found)]
+
+
+@contextmanager
+def bench_serving(folder: Path) -> Iterator[BenchServing]:
+    """It, on the core of clients. Raises Missing without its environment."""
+    argv = [str(environment() / "bin/python"), "-m", "repeated"]
+    with (folder / "theirs.log").open("w") as log:
+        process = subprocess.Popen(
+            argv, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            **pinned(CLIENT_CORE),
+        )  # fmt: skip
+    try:
+        yield BenchServing(process, folder)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def arrivals_s(load: Load, vocabulary: int, seed: int = SEED) -> tuple[float, ...]:

@@ -24,7 +24,9 @@ FALSE_ALARMS: Final = 0.01  # of tables
 MEDIAN_SPREAD: Final = math.sqrt(math.pi / 2)
 CONTROL_FACTOR: Final = 2.0  # a client that shares a machine with the server under test is held up more than beside the truth server
 
-EQUAL, WITHIN, EXPLAINED, UNEXPLAINED = "equal", "within noise", "explained", "UNEXPLAINED"
+TOO_WIDE: Final = 0.5  # of a figure: noise that hides anything below it says nothing
+
+EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, UNTOLD = "equal", "within noise", "explained", "UNEXPLAINED", "too noisy to tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,13 @@ def _row(name: str, ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[Fi
 
 
 def verdict(name: str, ours: float, theirs: float, noise: float, known: Control | None) -> str:
-    """What is said of one difference: within noise, or as the two clients differ on the truth server too, or unexplained."""
+    """What is said of one difference: within noise, or as the two clients differ on the truth server too, or unexplained.
+
+    Of noise that is as wide as half the figure nothing is said.
+    """
     difference = theirs - ours
     if abs(difference) <= noise:
-        return WITHIN
+        return WITHIN if noise <= TOO_WIDE * abs(ours) else UNTOLD
     if known is None:
         return UNEXPLAINED
     unit = ours if name == RATE else 1.0

@@ -10,7 +10,7 @@ from benchmarks.side_by_side import verdicts
 from benchmarks.side_by_side.figures import COUNTS, NAMES, Figures, Times, figures
 from benchmarks.side_by_side.servers import Load
 from benchmarks.side_by_side.theirs import arrivals_s, lateness_s
-from benchmarks.side_by_side.verdicts import EQUAL, EXPLAINED, UNEXPLAINED, WITHIN, Control
+from benchmarks.side_by_side.verdicts import EQUAL, EXPLAINED, UNEXPLAINED, UNTOLD, WITHIN, Control
 
 MS = 1_000_000
 BEGAN = 5_000 * MS
@@ -64,6 +64,10 @@ def test_no_request_is_no_figure() -> None:
 
 def test_what_repeats_differ_by_is_noise() -> None:
     assert said(repeats(99, 100, 101), repeats(100, 101, 102)) == WITHIN
+
+
+def test_noise_as_wide_as_the_figure_is_no_agreement() -> None:
+    assert said(repeats(50, 100, 150), repeats(60, 110, 160)) == UNTOLD
 
 
 def test_a_difference_beyond_the_repeats_is_unexplained_and_nothing_hides_it() -> None:
