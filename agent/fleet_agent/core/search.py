@@ -158,9 +158,9 @@ class _Tally:
 def next_load(search: Search, told: Sequence[Told]) -> Next:
     """What follows on these runs. Ends after `search.most_runs` at the latest, and never leaves `search.least` to `search.most`."""
     tally = _Tally.of(told)
-    not_met = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
-    met = [load for load in tally.loads if tally.is_met(load) and not tally.is_shut(load) and (not not_met or load < not_met)]
-    lowest, highest = not_met, max(met, default=0.0)
+    lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
+    met = [load for load in tally.loads if tally.is_met(load) and not tally.is_shut(load)]
+    highest = max(met, default=0.0)
     sure = max(filter(tally.is_sure, met), default=0.0)
     shut = any(map(tally.is_shut, tally.loads))
     if _is_given_up(told) or (shut and not highest):
