@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.lab.deploying import Desk, agents_of
 from tests.lab.lab import Lab
 
+HOME = "/home/bench"
 FIRST_S, AGAIN_S, AGAIN_A_HOST_S, FETCHED_S = 90.0, 10.0, 2.0, 60.0
 JOB = """\
 apiVersion: benchfleet/v1
@@ -85,6 +86,7 @@ def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_mea
     with controller(desk):
         told = verdicts(desk)
         job_s = time.monotonic() - began
+        read_in_c = [any(host.path(HOME).rglob("state/load/native/load-*.so")) for host in hosts]
         began = time.monotonic()
         removed = undeploy(desk)
     print(f"eight hosts: {first_s:.1f} s from nothing, {again_s:.1f} s again (slowest host {slowest_s:.2f} s), "
@@ -93,6 +95,7 @@ def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_mea
     assert [result["state"] for result in first.values()] == ["changed"] * 8, first
     assert [result["state"] for result in second.values()] == ["unchanged"] * 8, second
     assert sorted(told) == sorted(host.name for host in hosts) and all(told.values()), told
+    assert read_in_c == [True] * 8
     assert list(removed.values()) == ["removed"] * 8, removed
     assert [agents_of(host) for host in hosts] == [[]] * 8
     assert first_s < FIRST_S * busy
