@@ -146,6 +146,10 @@ class AgentClient:
                 raise HostUnreachable(f"{self.called}: {reason}") from error
             raise
 
+    async def claim(self, agent_id: str) -> None:
+        """Have our lease looked at; acknowledges nothing. Raises Conflict with whose the host is while it follows another controller."""
+        await self.acknowledge(0, agent_id)
+
     async def start(self, spec: TrialSpec) -> bool:
         """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken, Superseded."""
         request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._told_lease)

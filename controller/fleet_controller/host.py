@@ -228,6 +228,7 @@ class HostLine:
         await self._aftermath.end_what_is_over(info)
         self.files.replace(await self._desk.wanted_artifacts(info.agent_id))
         self._stored = await self._desk.last_sequence(info.agent_id)
+        await self.agent.claim(info.agent_id)
         self.connected, self.trouble = True, ""
         self._news.set()
         self._orders.set()

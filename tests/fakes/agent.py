@@ -49,7 +49,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     damage: bool = False  # of one chunk of the next artifact
     labels: dict[str, str] = field(default_factory=dict)
     hangs: bool = False  # StartTrial is never answered
-    holds_acknowledgements: bool = False  # AckEvents is never answered
+    holds_acknowledgements: bool = False  # AckEvents that tell of an event are never answered
+    obeys_another: bool = False  # it belongs to another controller: no order is obeyed, no event told
     protocol: int = PROTOCOL
     ahead_s: float = 0.0  # of its clock, before that of this machine
     takes_no_trials: str = ""
@@ -146,6 +147,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[pb.WatchEventsResponse]:
         if request.agent_id and request.agent_id != self.agent_id:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another agent")
+        await self._refuse_strangers(context, after_s=0.5)
         sent = 0 if self.replays else request.after_sequence
         while True:
             changed = self._changed
@@ -155,7 +157,15 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
                 yield pb.WatchEventsResponse(event=trial_pb2.Event.FromString(wire))
             await changed.wait()
 
+    async def _refuse_strangers(self, context: Any, after_s: float = 0.0) -> None:
+        if self.obeys_another:
+            await asyncio.sleep(after_s)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this host belongs to controller a01e — end that one first")
+
     async def AckEvents(self, request: Any, context: Any) -> pb.AckEventsResponse:
+        await self._refuse_strangers(context)
+        if not request.up_to_sequence:  # it only asks whether it is obeyed
+            return pb.AckEventsResponse()
         self.acknowledgements += 1
         self.asked_to_acknowledge.set()
         if self.holds_acknowledgements:

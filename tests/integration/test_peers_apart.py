@@ -14,8 +14,11 @@ import pytest
 from grpc import aio
 
 from fleet_controller.cli.remote import RemoteController
+from fleet_controller.cli.up import contact_lines
+from fleet_controller.core.inventory import FleetHost
 from fleet_controller.core.terms import clock_remark, not_understood
 from fleet_controller.fleet import Fleet
+from fleet_controller.peers import Following, Peer, Ways, without_tls
 from fleet_controller.report.values import HostStatus, JobDetail
 from fleet_controller.service import ControllerService
 from fleet_controller.working import working
@@ -102,6 +105,24 @@ async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(
     agent.protocol = PROTOCOL
     await agent.up()
     await listed(fleet, "connected")
+
+
+async def test_a_host_of_another_controller_is_never_told_to_be_connected(tmp_path: Path, agent: FakeAgent) -> None:
+    agent.obeys_another = True
+
+    async def reach(_: FleetHost) -> str:
+        return agent.address
+
+    follow = Following((Peer(agent.address, FleetHost("here")),), Ways(reach, without_tls))
+    async with working(tmp_path / "controller", follow) as here:
+        await here.fleet.expect_agents()
+        (status,) = await here.fleet.hosts()
+        assert (status.state, "belongs to controller a01e — end that one first" in status.message) == ("unreachable", True)
+        lines = contact_lines(await here.fleet.hosts(), "fleet.yaml")
+        assert lines[0] == "fleet.yaml: 0 of 1 hosts connected"
+        assert "end that one first" in lines[1]
+        agent.obeys_another = False
+        await listed(here.fleet, "connected")
 
 
 def test_an_agent_that_is_too_old_is_deployed_anew() -> None:
