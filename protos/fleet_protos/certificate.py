@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fleet_protos.identity import Role, role_of
+from fleet_protos.identity import SCHEME, Role, role_of
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 _ALTERNATIVE_NAMES = b"\x06\x03\x55\x1d\x11"  # OID 2.5.29.17, RFC 5280 4.2.1.6
@@ -21,7 +21,7 @@ _VERSION, _EXTENSIONS, _DNS, _URI = 0xA0, 0xA3, 0x82, 0x86
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One certificate. `fingerprint`: SHA-256 of its DER in hex. `role` None: it names none, or more than one; then `name` is empty."""
+    """One certificate. `fingerprint`: SHA-256 of its DER in hex. `role` None: it names not exactly one; then `name` is empty."""
 
     fingerprint: str
     not_before_unix_s: int
@@ -66,8 +66,8 @@ def parse(der: bytes) -> Certificate:
         names = list(_alternative_names(extensions)) if extensions else []
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("a certificate in it is cut short or damaged") from error
-    roles = [found for tag, text in names if tag == _URI and (found := role_of(text))]
-    role, name = roles[0] if len(roles) == 1 else (None, "")
+    of_a_fleet = [text for tag, text in names if tag == _URI and text.lower().startswith(SCHEME)]
+    role, name = (role_of(of_a_fleet[0]) if len(of_a_fleet) == 1 else None) or (None, "")
     dns_names = tuple(text for tag, text in names if tag == _DNS)
     return Certificate(hashlib.sha256(der).hexdigest(), times[0], times[1], role, name, dns_names, _is_authority(extensions))
 

@@ -186,7 +186,7 @@ async def test_a_certificate_without_a_role_is_refused(door: Door) -> None:
 
 
 async def test_a_revoked_certificate_is_refused_without_a_restart(door: Door) -> None:
-    issued = door.maker.issue(door.client, "mallory")
+    issued = door.maker.issue(door.client, "controller")
     files = shown(door, issued, "revoked")
     assert await door.ask(files) == ""
     entry = Revocation(certificates(issued.certificate_pem)[0].fingerprint, door.client, "mallory", 1_760_000_000, "laptop stolen")
@@ -225,7 +225,8 @@ def test_an_older_tls_is_refused(door: Door) -> None:
 
 async def test_who_passes_for_the_server_is_refused_by_the_client(door: Door, tmp_path: Path) -> None:
     if door.role is Role.AGENT:  # even with a certificate of the fleet in this host's name: it is not the one that was issued to it
-        other = door.maker.files("other", door.maker.issue(Role.CONTROLLER, "c"), door.maker.issue(Role.AGENT, HOST).certificate_pem)
+        pinned = door.maker.issue(Role.AGENT, HOST).certificate_pem
+        other = door.maker.files("other", door.maker.issue(Role.CONTROLLER, "controller"), pinned)
     else:
         other = door.maker.files("other", door.maker.issue(Role.USER, "ann"), Maker.new(tmp_path).authority.certificate_pem)
     assert "its certificate is not issued by this fleet's authority" in await door.ask(other)
@@ -234,13 +235,13 @@ async def test_who_passes_for_the_server_is_refused_by_the_client(door: Door, tm
 
 async def test_an_agent_of_another_name_is_refused_by_the_client(tmp_path: Path) -> None:
     with agent_door(tmp_path) as door:
-        files = door.maker.files("any", door.maker.issue(Role.CONTROLLER, "c"))  # trusts the whole authority
+        files = door.maker.files("any", door.maker.issue(Role.CONTROLLER, "controller"))  # trusts the whole authority
         assert "that of another party (expected is gpu02.agent.benchfleet)" in await door.ask(files, agent_name("gpu02"))
 
 
 async def test_nothing_that_listens_and_nothing_that_answers_are_told_apart(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
-    files = maker.files("any", maker.issue(Role.CONTROLLER, "c"))
+    files = maker.files("any", maker.issue(Role.CONTROLLER, "controller"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert await why_not(address, files, "any", 0.2) == "something listens there that does not answer"

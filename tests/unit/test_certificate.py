@@ -29,7 +29,7 @@ def test_names_role_and_fingerprint_are_those_of_the_certificate() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(some.integers(86400 * 180, 86400 * 43000), some.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True))
+@given(some.integers(86400 * 180, 86400 * 43000), some.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,40}[A-Za-z0-9])?", fullmatch=True))
 def test_times_and_names_are_read_as_the_library_reads_them(now_unix_s: int, name: str) -> None:
     now = datetime.fromtimestamp(now_unix_s, UTC)
     made = make_certificate(make_authority(now), Subject(Role.USER, name, "x.user.benchfleet"), now)
@@ -68,20 +68,48 @@ def test_any_bytes_are_refused_with_one_kind_of_error(content: bytes) -> None:
 
 
 def test_a_certificate_with_two_roles_has_none() -> None:
+    assert parse(_with_uris("benchfleet://user/ann", "benchfleet://controller/controller")).role is None
+
+
+def _with_uris(*uris: str) -> bytes:
+    """The DER of a certificate of the authority that carries them."""
     key = serialization.load_pem_private_key(AUTHORITY.key_pem, None)
-    names = [x509.UniformResourceIdentifier(role_uri(role, "x")) for role in (Role.USER, Role.CONTROLLER)]
+    names = [x509.UniformResourceIdentifier(uri) for uri in uris]
     signer = x509.load_pem_x509_certificate(AUTHORITY.certificate_pem)
     made = (
         x509.CertificateBuilder(signer.subject, signer.subject, signer.public_key(), 7, NOW, NOW + timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, signer.signature_hash_algorithm)  # type: ignore[arg-type]
     )
-    assert parse(made.public_bytes(serialization.Encoding.DER)).role is None
+    return made.public_bytes(serialization.Encoding.DER)
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_role_is_read_back_from_its_uri(role: Role) -> None:
-    assert role_of(role_uri(role, "gpu01")) == (role, "gpu01")
+    name = "controller" if role is Role.CONTROLLER else "gpu01"
+    assert role_of(role_uri(role, name)) == (role, name)
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize(
+    "name",
+    ["../controller", "controller?x=1", "controller#x", "controller/", "/controller", "a/b", ".", "..", "a b", "a%2e", "-a", "a.", "ä",
+     "a\n", "x@controller", "controller:1", "a" * 64],
+)  # fmt: skip
+def test_a_name_that_is_none_carries_no_role(role: Role, name: str) -> None:
+    assert role_of(role_uri(role, name)) is None
+
+
+def test_there_is_one_controller_and_one_way_to_write_it() -> None:
+    assert role_of("benchfleet://controller/controller") == (Role.CONTROLLER, "controller")
+    for uri in ("benchfleet://controller/other", "BENCHFLEET://controller/controller", "benchfleet://Controller/controller", "benchfleet:///controller"):
+        assert role_of(uri) is None
+
+
+@pytest.mark.parametrize("second", ["benchfleet://agent/../gpu01", "benchfleet://root/x", "BENCHFLEET://agent/gpu01"])
+def test_a_certificate_with_a_second_name_of_a_fleet_has_no_role(second: str) -> None:
+    assert parse(_with_uris("benchfleet://controller/controller", second)).role is None
+    assert parse(_with_uris("benchfleet://controller/controller", "spiffe://elsewhere/x")).role is Role.CONTROLLER
 
 
 @pytest.mark.parametrize("uri", ["", "benchfleet://", "benchfleet://agent", "benchfleet://agent/", "benchfleet://root/x", "spiffe://agent/x"])

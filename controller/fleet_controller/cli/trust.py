@@ -53,7 +53,7 @@ def user_name() -> str:
         name = re.sub(r"[^A-Za-z0-9._-]", "-", getpass.getuser()).strip("._-")
     except (OSError, KeyError):  # a container without an entry for this user
         name = ""
-    return name[:63] or "me"
+    return name[:63].rstrip("._-") or "me"
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> None:

@@ -11,7 +11,6 @@ Everything is read anew for each call, so that any number of commands and thread
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -24,13 +23,12 @@ from fleet_controller.trust.expiry import RENEW_BEFORE_S, Expiring
 from fleet_controller.trust.ledger import Entry, Ledger, ledger_text, read_ledger
 from fleet_protos.certificate import Certificate, certificates
 from fleet_protos.errors import ConfigError, Conflict, NotFound
-from fleet_protos.identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
+from fleet_protos.identity import CONTROLLER_NAME, NAME, Role, TlsFiles, agent_name
 from fleet_protos.revoked import Revocation, read_revoked, revoked_text
 
 if TYPE_CHECKING:
     from fleet_controller.trust.certify import Issued
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _PINS = 4  # of one host: its newest, and those that a deploy which did not come to its end may have left there
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 
@@ -341,7 +339,7 @@ def lock_of(folder: Path) -> Path:
 
 def _check_name(name: str) -> None:
     """Raises ConfigError for one that cannot stand in a certificate, or is no name of a file."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a certificate", "use letters, digits, `.`, `-` and `_`, at most 63")
 
 
