@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from fleet_protos.caller import line_of
 from fleet_protos.certificate import Certificate, parse
 from fleet_protos.errors import Conflict
 from fleet_protos.identity import Role, TlsFiles
@@ -208,9 +209,14 @@ class Outside(asyncio.Protocol):
     async def connect(self) -> None:
         """Make the line to the server inside, or hang up."""
         loop = asyncio.get_running_loop()
+        line = line_of(self.peer, self.certificate.owner if self.certificate else "")
         try:
-            await loop.create_unix_connection(lambda: Inside(self), str(self._door.inner))
-        except OSError as error:
+            await loop.sock_connect(line, str(self._door.inner))
+            await loop.create_unix_connection(lambda: Inside(self), sock=line)
+        except BaseException as error:
+            line.close()
+            if not isinstance(error, OSError):
+                raise
             log.error("cannot reach the server behind the door: %s", error)
             self.abort()
 

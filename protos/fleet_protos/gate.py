@@ -15,6 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from fleet_protos.caller import caller
+
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20  # what gRPC takes in: above it the caller is told, and nobody else
@@ -64,7 +66,7 @@ def _reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes
 
 
 async def _refuse(method: str, request: _Unreadable, context: aio.ServicerContext[Any, Any]) -> None:
-    log.warning("%s of %s refused: %s", method, context.peer(), request.why)
+    log.warning("%s of %s refused: %s", method, caller(context.peer()), request.why)
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.why[:500])
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ import grpc
 import pytest
 from grpc import aio
 
+from fleet_protos.caller import caller
 from fleet_protos.certificate import Certificate, certificates
 from fleet_protos.door import Complaints, Door
 from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.gate import MessageGate
 from fleet_protos.identity import Role, TlsFiles, agent_name
 from fleet_protos.keys import server_context
 from fleet_protos.revoked import Revocation, revoked_text
@@ -55,7 +58,7 @@ class Echo(grpc.GenericRpcHandler):
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if details.method == "/echo/once":
-            return grpc.unary_unary_rpc_method_handler(self._once)
+            return grpc.unary_unary_rpc_method_handler(self._once, bytes, bytes)
         return grpc.unary_stream_rpc_method_handler(self._ever)
 
     async def _once(self, request: bytes, context: object) -> bytes:
@@ -73,10 +76,10 @@ async def once(line: aio.Channel, content: bytes = b"x") -> bytes:
 
 
 @asynccontextmanager
-async def open_house(folder: Path) -> AsyncIterator[House]:
+async def open_house(folder: Path, interceptors: Sequence[MessageGate] = ()) -> AsyncIterator[House]:
     maker, revoked = Maker.new(folder / "pem"), folder / "revoked.json"
     files = maker.files("server", maker.issue(Role.AGENT, HOST), revoked=revoked)
-    server = aio.server(options=UNLIMITED)
+    server = aio.server(options=UNLIMITED, interceptors=interceptors)
     server.add_generic_rpc_handlers((Echo(),))
     taken: list[Certificate] = []
     door = Door("127.0.0.1:0", bind(server, f"unix:{folder}/in.sock"), files, frozenset({Role.CONTROLLER}), taken.append)
@@ -138,6 +141,25 @@ async def test_revoking_ends_the_connections_that_a_certificate_has(house: House
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert await honest.read() == b"tick"
     assert any("was revoked on 2025-10-09: stolen" in message for message in caplog.messages)
+
+
+async def test_the_gate_behind_the_door_tells_who_sent_what_it_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_house(tmp_path, interceptors=(MessageGate(10),)) as house:
+        files = house.maker.files("client", house.maker.issue(Role.CONTROLLER, "controller"))
+        async with house.line(files) as line:
+            with pytest.raises(aio.AioRpcError):
+                await line.unary_unary("/echo/once")(b"x" * 11, timeout=LIMIT_S)
+        async with aio.insecure_channel(f"unix:{tmp_path}/in.sock") as inside:
+            with pytest.raises(aio.AioRpcError):
+                await inside.unary_unary("/echo/once")(b"x" * 11, timeout=LIMIT_S)
+    through_the_door, on_this_machine = (message for message in caplog.messages if "refused: a message of 11 bytes" in message)
+    assert re.match(r"/echo/once of 127\.0\.0\.1:\d+ \(the controller\) refused: ", through_the_door)
+    assert "/echo/once of unix:" in on_this_machine
+
+
+@pytest.mark.parametrize("shown", ["unix:", "ipv4:127.0.0.1:1", "unix-abstract:other/10.0.0.1:1 (the controller)", "unix:door-1-1/x"])
+def test_a_peer_that_came_through_no_door_is_told_as_it_is(shown: str) -> None:
+    assert caller(shown) == shown
 
 
 async def test_a_list_that_is_damaged_or_gone_revokes_what_it_did(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -303,7 +325,7 @@ def test_a_certificate_ends_no_later_than_its_authority(tmp_path: Path) -> None:
 async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
     for broken in ("authorities", "certificate", "key"):
-        files = maker.files("client", maker.issue(Role.CONTROLLER, "c"))
+        files = maker.files("client", maker.issue(Role.CONTROLLER, "controller"))
         path = getattr(files, broken)
         for content in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", None):
             path.unlink(missing_ok=True)
@@ -315,7 +337,7 @@ async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) 
 
 async def test_the_end_of_a_tunnel_is_probed_like_an_address(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
-    files = maker.files("any", maker.issue(Role.CONTROLLER, "c"))
+    files = maker.files("any", maker.issue(Role.CONTROLLER, "controller"))
     assert await why_not(f"unix:{tmp_path}/none.sock", files, "x") == "nothing listens there"
 
 
