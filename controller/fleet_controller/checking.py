@@ -42,7 +42,8 @@ async def check_line(line: HostLine) -> HostCheck:
     try:
         found = await line.agent.check()
     except FleetError as error:
-        wrong = HostFinding("not_reached", "error", error.message, error.hint)
+        cause = line.cause_of(error)
+        wrong = HostFinding("not_reached", "error", cause.message, cause.hint)
         return HostCheck(name, False, (wrong,), time.monotonic() - began_s)
     return HostCheck(name, True, (*found, *of_line(line)), time.monotonic() - began_s)
 

@@ -24,7 +24,7 @@ from fleet_controller.gathering import Gathering
 from fleet_controller.peers import LOCAL, Peer, Ways, direct_address
 from fleet_controller.report.values import HostStatus
 from fleet_protos import events as ev
-from fleet_protos.errors import Conflict, ErrorKind, FleetError, HostUnreachable, LoadFailed, StoreUnusable, Superseded
+from fleet_protos.errors import ConfigError, Conflict, ErrorKind, FleetError, HostUnreachable, LoadFailed, StoreUnusable, Superseded
 from fleet_protos.identity import agent_name
 from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
 
@@ -167,9 +167,11 @@ class HostLine:
             except FleetError as error:
                 if isinstance(error, StoreUnusable):  # that is no fault of the host, and not counted as its being away
                     self._left_at_s = time.monotonic()
-                if error.message != self.trouble and not (self.connected and self._last_trouble == error.message):
-                    log.warning("%s: %s", self.host or self.agent.address, error.message)
-                self.trouble = self._last_trouble = error.message
+                cause = self.cause_of(error)
+                told = f"{cause.message}: {cause.hint}" if isinstance(cause, ConfigError) and cause.hint else cause.message
+                if told != self.trouble and not (self.connected and self._last_trouble == told):
+                    log.warning("%s: %s", self.host or self.agent.address, told)
+                self.trouble = self._last_trouble = told
             self._last_trouble = "" if self._stored > stored else self._last_trouble
             if self.connected:
                 self.connected, self._left_at_s = False, time.monotonic()
@@ -179,6 +181,15 @@ class HostLine:
             await wait_for(self._now, pause_s)
             pause_s = _FIRST_PAUSE_S if self._now.is_set() else min(pause_s * 2, _LAST_PAUSE_S)
             self._now.clear()
+
+    def cause_of(self, error: FleetError) -> FleetError:
+        """What is to be told when a call failed: that there is no certificate to know the host by, before all that follows from it."""
+        try:
+            if self.known is not None:
+                self._ways.proofs(self.known.name)
+        except ConfigError as cause:
+            return cause
+        return error
 
     async def _look(self) -> None:
         """Every few seconds while it is connected: its room, its clock, and what it keeps for us."""

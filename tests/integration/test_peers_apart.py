@@ -23,7 +23,7 @@ from fleet_controller.report.values import HostStatus, JobDetail
 from fleet_controller.service import ControllerService
 from fleet_controller.working import working
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind
+from fleet_protos.errors import ConfigError, ErrorKind
 from fleet_protos.protocol import PROTOCOL
 from fleet_protos.sockets import bind
 from fleet_protos.trial import Outcome, Phase
@@ -123,6 +123,28 @@ async def test_a_host_of_another_controller_is_never_told_to_be_connected(tmp_pa
         assert "end that one first" in lines[1]
         agent.obeys_another = False
         await listed(here.fleet, "connected")
+
+
+async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(tmp_path: Path, agent: FakeAgent) -> None:
+    revoked: list[str] = []
+
+    async def reach(_: FleetHost) -> str:
+        return agent.address
+
+    def proofs(host: str) -> None:
+        if revoked:
+            raise ConfigError(f"the certificate of host {host} was revoked", f"fleetctl deploy {host} gives it a new one")
+
+    follow = Following((Peer(agent.address, FleetHost("here")),), Ways(reach, proofs))
+    async with working(tmp_path / "controller", follow) as here:
+        await listed(here.fleet, "connected")
+        revoked.append("here")
+        await agent.down()
+        told = "the certificate of host here was revoked: fleetctl deploy here gives it a new one"
+        assert (await listed(here.fleet, "unreachable")).message == told
+        (found,) = [found async for found in here.fleet.check_hosts(["here"])]
+        (wrong,) = found.findings
+        assert (wrong.message, wrong.hint) == tuple(told.split(": "))
 
 
 def test_an_agent_that_is_too_old_is_deployed_anew() -> None:
