@@ -88,6 +88,14 @@ def test_the_interval_of_the_mean_holds_what_the_searches_left_open() -> None:
     assert (row.mean, row.interval.low, row.interval.high) == (10, 10, 11)
 
 
+def test_what_is_open_does_not_hide_how_launches_differ() -> None:
+    """Two launches of 11 and 12 users may both be 12: that says nothing of the next one."""
+    [row] = compare(launches("base", [(12, 13), (11, 13)], CONCURRENCY), "base").rows
+    assert row.interval is not None
+    assert row.interval.low == pytest.approx(11.5 - 12.7062 / 2, rel=1e-4)
+    assert row.interval.high == pytest.approx(11.5 + 12.7062 / 2 + 0.5, rel=1e-4)
+
+
 def test_equal_brackets_are_no_equivalence_beyond_their_width() -> None:
     """Both limits lie in the same 5 %: nothing is known of which is higher, though the launches agree to the digit."""
     row = compared([(10, 10.5)] * 3, [(10, 10.5)] * 3)
@@ -165,7 +173,7 @@ def test_one_launch_gives_no_interval_of_a_search_either() -> None:
 
 def test_what_the_client_could_not_drive_is_told() -> None:
     comparison = compare(launches("base", [(16, 0), (16, 0)], ended="client_limited"), "base")
-    assert "the client could drive no more, and the SLO was met at 16/s" in "\n".join(remarks_of(comparison))
+    assert "the client could not drive the next load, and the SLO was met at 16/s" in "\n".join(remarks_of(comparison))
 
 
 def test_an_attempt_that_failed_in_its_search_is_no_launch() -> None:

@@ -91,7 +91,7 @@ def open_notes(limits: Sequence[Limit]) -> list[str]:
 _ENDINGS = {
     "above": "the SLO was met at the highest load of the search, {0}: the limit is there or beyond; raise `to`",
     "below": "the SLO was not met at the lowest load of the search, {0}: the limit is below; lower `from`, or see what those runs say",
-    "client_limited": "the client could drive no more, and the SLO was met at {0}: the limit is there or beyond; use load hosts",
+    "client_limited": "the client could not drive the next load, and the SLO was met at {0}: the limit is there or beyond; use load hosts",
     "unsettled": "runs of the same load went one way and the other until there were too many: sure is {0}; longer runs say more",
 }
 
@@ -104,13 +104,15 @@ def load_text(load: float, of: str) -> str:
 
 
 def mean_of(limits: Sequence[Limit], confidence: float) -> tuple[float | None, Interval | None]:
-    """(mean, interval) of the highest load over launches: from the lower end of the loads met to the upper end of those that may be."""
+    """(mean, interval) of the highest load over launches: that of the loads met, further up by what the brackets leave open on average."""
     value = mean([limit.met for limit in limits]) if limits and all(limit.is_closed for limit in limits) else None
     low = mean_interval([limit.met for limit in limits], confidence)
     if low is None:
         return value, None
-    high = None if any(math.isinf(limit.most) for limit in limits) else mean_interval([limit.most for limit in limits], confidence)
-    return value, Interval(0.0 if any(not limit.met for limit in limits) else low.low, math.inf if high is None else high.high)
+    if any(not limit.met for limit in limits):
+        high = mean_interval([limit.most for limit in limits], confidence) if _all_bounded(limits) else None
+        return value, Interval(0.0, high.high if high else math.inf)
+    return value, Interval(low.low, low.high + mean([limit.most - limit.met for limit in limits]))
 
 
 def ratio_of(ours: Sequence[Limit], theirs: Sequence[Limit], confidence: float, *, may_pair: bool) -> tuple[LogRatio | None, str]:

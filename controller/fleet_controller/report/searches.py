@@ -17,7 +17,7 @@ from fleet_protos.metrics import GOODPUT_RATIO, TPOT_P99, TTFT_P99
 BY_LAUNCH, BY_LOAD = "the highest load that meets the SLO, by launch", "what the runs of each load said"
 _ENDED = {
     "": "goes on", "found": "found", "above": "met at the highest load: open above", "below": "not met at the lowest load: open below",
-    "client_limited": "the client could drive no more: open above", "unsettled": "not settled", "void_runs": "void runs",
+    "client_limited": "ended by what the client could drive", "unsettled": "not settled", "void_runs": "void runs",
 }  # fmt: skip
 
 
