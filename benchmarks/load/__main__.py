@@ -93,6 +93,7 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
     (truth, floor, folder), (pace, load) = places, SCENES[name]
     costs: dict[str, list[float]] = {"ours": [], "c": []}
     errors: list[Errors] = []
+    shares: dict[str, list[float]] = {"client_decode_s": [], "client_cpu_s": []}
     for _ in range(repeats):
         with programs.truth(truth, folder, pace) as server:
             costs["c"].append(clients.floor(floor, server, load).us_per_token)
@@ -100,16 +101,17 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
             reply, measured, found.start_s = await ours.run(server, load)
         costs["ours"].append(reply.metrics["client_cpu_us_per_token"])
         errors.append(compare(measured, server.told))
-        found.decode_share[name] = reply.facts["client_decode_s"] / reply.duration_s
-        found.core_share[name] = reply.facts["client_cpu_s"] / reply.duration_s
+        for fact, values in shares.items():
+            values.append(reply.facts[fact] / reply.duration_s)
         found.flags[name] = [*reply.facts["error_kinds"]]
-    try:
-        python = clients.rust_program()
-        costs["sglang_rust"] = [clients.rust(python, truth, folder, pace, load).us_per_token]
-    except Missing as error:
-        found.missing.append(f"{name}: {error}")
+        try:
+            cost = clients.rust(clients.rust_program(), truth, folder, pace, load)
+            costs.setdefault("sglang_rust", []).append(cost.us_per_token)
+        except Missing as error:
+            found.missing.append(f"{name}: {error}")
     for client, values in costs.items():
         found.cpu_us_per_token[client][name] = statistics.median(values)
+    found.decode_share[name], found.core_share[name] = (statistics.median(values) for values in shares.values())
     if pace != BURST:
         found.ttft_error_ms[name] = {share: statistics.median(one.ttft_ms[share] for one in errors) for share in ("p50", "p99")}
         found.tpot_error_ms[name] = {share: statistics.median(one.tpot_ms[share] for one in errors) for share in ("p50", "p99")}

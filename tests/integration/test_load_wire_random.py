@@ -15,11 +15,12 @@ from typing import Final
 
 import pytest
 
+from fleet_agent.load import native
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.decode import decode
 from fleet_agent.load.native.library import FOLDER_VARIABLE, library
 from tests.fakes import streams
-from tests.fakes.native import WAYS, reading
+from tests.fakes.native import WAYS, need_compiler, reading
 from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, served
 
 REQUEST: Final = b"POST /%d HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
@@ -28,6 +29,7 @@ REQUESTS: Final = 8  # of each
 LIMIT_S: Final = 0.4
 BEHIND: Final = b"said by nobody who was asked"
 ROOT: Final = Path(__file__).resolve().parents[2]
+NATIVE: Final = Path(native.__file__).parent
 SANITIZERS: Final = {"address": "libasan.so", "undefined": "libubsan.so"}
 
 
@@ -117,6 +119,7 @@ async def test_an_answer_is_what_was_sent_or_a_failure_with_a_name(seed: int, wa
 
 @pytest.mark.parametrize("kind", SANITIZERS)
 def test_the_c_parts_touch_nothing_that_is_not_theirs(kind: str, tmp_path: Path) -> None:
+    need_compiler()
     compiler = tmp_path / "cc"
     compiler.write_text(f'#!/bin/sh\nexec cc -g -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize={kind} "$@"\n')
     compiler.chmod(0o700)
@@ -127,6 +130,16 @@ def test_the_c_parts_touch_nothing_that_is_not_theirs(kind: str, tmp_path: Path)
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-m", __name__, "1"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "c: 1 seeds, nothing wrong\n"), done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("kind", ["thread", "address"])
+def test_the_reader_and_the_loop_may_do_anything_at_the_same_time(kind: str, tmp_path: Path) -> None:
+    need_compiler()
+    program, sources = tmp_path / "race", [ROOT / "tests/fakes/reader_race.c", NATIVE / "reader.c"]
+    flags = ["-g", "-O1", "-fno-sanitize-recover=all", f"-fsanitize={kind}", "-pthread", f"-I{NATIVE}"]
+    subprocess.run(["cc", *flags, "-o", str(program), *map(str, sources)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import ctypes
 import json
 import logging
 import socket
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fleet_agent.load.alike import Alike
 from fleet_agent.load.native.library import FOLDER_VARIABLE, Library, built, library
 from fleet_agent.load.reads import Reads
 from tests.fakes import streams
-from tests.fakes.native import FOLDER
+from tests.fakes.native import FOLDER, need_compiler
 
 EVENT = json.loads(streams.delta(content="text").removeprefix(b"data: "))
 DATA = json.dumps(EVENT, separators=(",", ":"), ensure_ascii=False).encode()
@@ -28,6 +29,7 @@ TEXTS = SPOKEN | st.binary(max_size=4) | st.sampled_from([b'"', b"\\n"])
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    need_compiler()
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "native"))
     return tmp_path / "native"
 
@@ -94,7 +96,11 @@ def test_nothing_is_built_where_no_folder_is_named(monkeypatch: pytest.MonkeyPat
     assert loaded() is None
 
 
-FOUND = Library(built(FOLDER))
+
+@lru_cache(1)
+def in_c() -> Library:
+    need_compiler()
+    return Library(built(FOLDER))
 
 
 @given(
@@ -111,11 +117,11 @@ def test_events_that_are_alike_are_the_same_in_c_and_in_python(parts: list[tuple
         return
     places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
     reads = Reads.of((end, data[start:end]) for start, end in pairwise(places))
-    in_c, in_python = alike.take_in_c(FOUND, reads, 0, 0), alike.take_in_python(reads, 0, 0)
+    there, in_python = alike.take_in_c(in_c(), reads, 0, 0), alike.take_in_python(reads, 0, 0)
     if in_python.text.isprintable() and "\u2028" not in data.decode(errors="replace"):  # Python leaves odd spaces to JSON, C need not
-        assert in_c.at >= in_python.at
-        assert (in_c.times_ns[: len(in_python.times_ns)], in_c.text[: len(in_python.text)]) == (in_python.times_ns, in_python.text)
-    assert in_c.at <= len(data)
+        assert there.at >= in_python.at
+        assert (there.times_ns[: len(in_python.times_ns)], there.text[: len(in_python.text)]) == (in_python.times_ns, in_python.text)
+    assert there.at <= len(data)
 
 
 @given(
@@ -136,7 +142,7 @@ def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(texts: list[
 
 def watched(content: bytes) -> int:
     """What a reader says of a connection on which that has come and nothing else."""
-    call = FOUND.call
+    call = in_c().call
     near, far = socket.socketpair()
     near.setblocking(False)
     reader = call.bf_reader_new()
@@ -144,7 +150,7 @@ def watched(content: bytes) -> int:
     call.bf_stream_expect(stream, 0, 1 << 20)
     far.sendall(content)
     call.bf_reader_stop(reader)
-    FOUND.run(reader)
+    in_c().run(reader)
     buffer = ctypes.create_string_buffer(len(content))
     assert call.bf_stream_peek(stream, 0, buffer, len(content)) == len(content)
     found = int(call.bf_stream_watch(stream, 0))
