@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter_ns
+from typing import cast
 
 import pytest
 import uvloop
 
 from fleet_agent.load import client
+from fleet_agent.load.asks import Ask, Asks
 from fleet_agent.load.body import Target
 from fleet_agent.load.client import Connection, Endpoint, Exchange
 from fleet_agent.load.decode import decode
 from fleet_agent.load.native.library import library
 from fleet_agent.load.native.wire import new_wire
 from fleet_agent.load.prompts import Draw
-from fleet_agent.load.shard import ShardPlan, run_shard
+from fleet_agent.load.shard import Room, ShardPlan, run_shard
 from fleet_agent.load.wire import arrival_ns
 from fleet_controller.trust.certify import Subject, make_certificate
 from fleet_protos.identity import Role
@@ -222,6 +225,24 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(two()) == ["", ""]
+
+
+@pytest.mark.parametrize("odd", [ValueError("no such prompt"), MemoryError()])
+def test_a_run_that_ends_in_an_error_leaves_no_thread_behind(odd: Exception) -> None:
+    class Broken:
+        def ask(self, number: int, said: object = ()) -> Ask:
+            if number > 0:
+                raise odd
+            return Ask("a prompt", "0" * 16, 9)
+
+    with served((CHAT,)) as server:
+        plan = ShardPlan(
+            Target(server.url, "m"), "chat", Draw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, asks=cast(Asks, Broken()),
+            room=Room(prepared=1),
+        )  # fmt: skip
+        with pytest.raises(BaseExceptionGroup):
+            run_shard(plan)
+        assert [thread.name for thread in threading.enumerate() if thread.name == "reader"] == []
 
 
 def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

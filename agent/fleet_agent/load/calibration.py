@@ -73,12 +73,19 @@ def calibrate(limit_s: float = LIMIT_S) -> Capacity | None:
     gc.disable()  # as a shard does
     try:
         with NullServer(EVENTS) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_measured(_Users(server, Endpoint(server.url), limit_s)))
+            return runner.run(_closing(_Users(server, Endpoint(server.url), limit_s)))
     except OSError:
         return None
     finally:
         if collects:
             gc.enable()
+
+
+async def _closing(users: _Users) -> Capacity | None:
+    try:
+        return await _measured(users)
+    finally:
+        users.endpoint.close()
 
 
 async def _measured(users: _Users) -> Capacity | None:
@@ -91,7 +98,6 @@ async def _measured(users: _Users) -> Capacity | None:
         request_s = await users.best_cpu_s(short, SHORT_REQUESTS) / SHORT_REQUESTS
         event_s = await users.best_cpu_s(long, STREAMS) / (STREAMS * EVENTS)
         serving.cancel()
-    users.endpoint.close()
     is_known = not users.failed and request_s > 0 and event_s > 0  # a clock of CPU time may be too coarse
     return Capacity(1 / event_s, 1 / request_s) if is_known else None
 

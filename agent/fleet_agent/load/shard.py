@@ -262,7 +262,10 @@ async def _drive(shard: _Shard) -> None:
         shard.cancel()
 
     asyncio.get_running_loop().set_exception_handler(broke)
-    await _carry_out(shard)
+    try:
+        await _carry_out(shard)
+    finally:
+        shard.endpoint.close()
     if broken:
         raise broken[0]
 
@@ -284,7 +287,6 @@ async def _carry_out(shard: _Shard) -> None:
             await pattern(shard, shard.start_ns)
         shard.cpu_s = time.thread_time() + wire.cpu_s - used_s
         looking.cancel()
-    shard.endpoint.close()
 
 
 async def _closed_loop(shard: _Shard, start_ns: int) -> None:
