@@ -135,6 +135,10 @@ def table(engine: str, found: Sequence[Found], repeats: int) -> str:
         lines.append("".join([f"{'':14}", *(f"{head:>16}" for head in HEAD[:-1]), "  ", HEAD[-1]]))
         lines += [_line(row) for row in one.rows]
         lines.append(f"GET /server_info took {1e3 * one.info_s:.1f} ms, which bench_serving counts into its duration")
+        known = next(row.control for row in one.rows if row.name == "ttft_ms_p50")
+        if known:
+            errors = f"ours {known.ours_error:+.2f} ms, bench_serving {known.theirs_error:+.2f} ms"
+            lines.append(f"TTFT p50 against the truth server's own times: {errors}")
         if not load.concurrency:
             lines.append(f"bench_serving's last request came {1e3 * one.late_s:.0f} ms after it was due (on the truth server)")
         lines.append("")
