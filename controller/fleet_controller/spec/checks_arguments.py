@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fleet_controller.spec.checks_unfilled import is_unfilled
 from fleet_controller.spec.document import Path
 from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding
 from fleet_controller.spec.reading import Reading
 from fleet_knowledge.release import Release
 from fleet_knowledge.sglang.arguments import NEWEST_READ, Argument, Spelling, arguments, nearest, newest, spell
+from fleet_knowledge.sglang.numbers import COUNTED, NUMBER, WHOLE, numbers, takes
 from fleet_knowledge.sglang.releases import Holds, of_image
 from fleet_knowledge.sglang.renamed import RETIRED
 
@@ -35,6 +37,12 @@ OWN_VARIABLES = {
     "BENCHFLEET_LAUNCH": "the agent finds its servers by it",
 }
 _KIND_HINTS = {"f": "write true, or leave it out", "n": "write true or false", "v": "write its value", "m": "write a list of values"}
+
+_NUMBERS = {
+    WHOLE: ("a whole number", "write it in digits, without a unit or a point"),
+    COUNTED: ("a whole number", "write it in digits; newer versions take 32k or 1Ki too"),
+    NUMBER: ("a number", "write it in digits, without a unit"),
+}
 
 
 def release_of(reading: Reading) -> Release | None:
@@ -118,7 +126,7 @@ def _in_this_version(reading: Reading, path: Path, argument: Argument, release: 
 
 
 def _kind(reading: Reading, path: Path, argument: Argument | None, value: Any) -> Iterator[Finding]:
-    """A flag with a value, or a value that is missing: argparse refuses both in every version."""
+    """A flag with a value, a value that is missing, a text for a number: argparse refuses them in every version."""
     if argument is None or argument.kind not in _KIND_HINTS or value is None or argument.name in _OWN_ARGUMENTS:
         return
     is_flag = argument.kind in ("f", "n")
@@ -128,6 +136,11 @@ def _kind(reading: Reading, path: Path, argument: Argument | None, value: Any) -
         message = f"`{argument.name}` needs a value, `true` gives it none: SGLang refuses that"
     elif argument.kind == "v" and isinstance(value, list | tuple):
         message = f"`{argument.name}` takes one value, it has a list of {len(value)}: SGLang refuses more than one"
+    elif not is_flag and value is not False and not is_unfilled(value) and not takes(argument.name, value):
+        wanted, hint = _NUMBERS[numbers()[argument.name]]
+        message = f"`{argument.name}` takes {wanted}, it has {str(value)[:40]!r}: SGLang refuses that"
+        yield reading.finding("argument_value", path, message, hint)
+        return
     else:
         return
     yield reading.finding("argument_value", path, message, _KIND_HINTS[argument.kind])

@@ -13,6 +13,11 @@ from fleet_controller.spec.reading import Reading
 _UNFILLED = re.compile(r"\$\{[A-Za-z_]\w*\}|\$[A-Z_][A-Z0-9_]*(?![A-Za-z0-9_])|^\$[@*\d]$")
 
 
+def is_unfilled(value: Any) -> bool:
+    """A text with a shell variable in it: that is its fault, whatever else it would be."""
+    return isinstance(value, str) and bool(_UNFILLED.search(value))
+
+
 def check_unfilled(reading: Reading) -> Iterator[Finding]:
     """Values with a shell variable in them, as a job that was made of a pasted command has where a value was missing."""
     for path, value in _texts(reading):
