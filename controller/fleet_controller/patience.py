@@ -1,4 +1,4 @@
-"""Owns how long hosts may be away before what waits for them is closed; the core says what that is. Reaches no host."""
+"""Owns how long hosts may be away before what waits for them, or for a cancel, is closed; the core says what that is. Reaches no host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from fleet_controller.board import JobOnBoard
-from fleet_controller.core.giving_up import GIVE_UP_AFTER_S, UNPLACED, GivenUp, given_up
+from fleet_controller.core.giving_up import CANCELLED_AFTER_S, GIVE_UP_AFTER_S, UNPLACED, GivenUp, cancelled, given_up
 from fleet_controller.core.state import Trial
 from fleet_controller.desk import Desk
 from fleet_controller.host import HostLine
@@ -37,8 +37,11 @@ class Patience:
 
     def _ends(self, job: JobOnBoard) -> Iterator[GivenUp]:
         away_s = self._away_s(job)
-        if any(seconds > self._limit_s for seconds in away_s.values()):
-            yield from given_up(_open(job), away_s, self._limit_s, time.time_ns())
+        limit_s, end = self._limit_s, given_up
+        if job.row.cancelled:
+            limit_s, end = min(limit_s, CANCELLED_AFTER_S), cancelled
+        if any(seconds > limit_s for seconds in away_s.values()):
+            yield from end(_open(job), away_s, limit_s, time.time_ns())
 
     def _away_s(self, job: JobOnBoard) -> dict[str, float]:
         """Of the hosts that the job names, also of those that this controller does not know."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet_controller import patience
 from fleet_controller.core.giving_up import given_up
 from fleet_controller.core.state import GIVEN_UP, Attempt, Trial
 from fleet_controller.fleet import Fleet
@@ -115,6 +116,51 @@ async def test_what_still_runs_there_is_ended_and_keeps_its_reason(tmp_path: Pat
         detail = await fleet.job(job_id)
         assert (detail.trials[0].outcome, detail.trials[0].failure_class) == (Outcome.FAILED, GIVEN_UP)
         assert detail.job.state == "failed"
+
+
+async def cancelled_while_away(fleet: Fleet, agent: FakeAgent) -> tuple[str, TrialSpec]:
+    """A job of which one trial runs on a host that went away, and that was cancelled then."""
+    job_id = await fleet.submit(JOB, "job.yaml")
+    (spec,) = await started(fleet, job_id, agent)
+    agent.tell(spec, run_of(spec, 1))
+    await until(fleet, job_id, lambda detail: detail.trials[0].runs == 1)
+    await agent.down()
+    await eventually(fleet.hosts, lambda hosts: hosts[0].state == "unreachable")
+    await fleet.cancel(job_id)
+    return job_id, spec
+
+
+async def test_a_job_that_is_cancelled_while_its_host_is_away_ends(
+    tmp_path: Path, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "CANCELLED_AFTER_S", 0.5)
+    async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
+        job_id, spec = await cancelled_while_away(fleet, agent)
+        detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+        assert (detail.job.state, {trial.outcome for trial in detail.trials}) == ("cancelled", {Outcome.CANCELLED})
+        assert detail.trials[0].message.startswith("the job was cancelled while host here was away")
+        await agent.up()  # what still runs there is ended, and its late end is kept apart from what was said of it
+        await until(fleet, job_id, lambda _: bool(agent.cancelled) and agent.acknowledged == len(agent.journal))
+        assert agent.cancelled == [(spec.trial_id, 1)]
+        after = await fleet.job(job_id)
+        assert [(trial.outcome, trial.message) for trial in after.trials] == [(trial.outcome, trial.message) for trial in detail.trials]
+        assert len(agent.started) == 1
+
+
+async def test_what_a_cancelled_trial_had_measured_before_counts_once(
+    tmp_path: Path, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "CANCELLED_AFTER_S", 0.5)
+    agent.replays = True
+    async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
+        job_id, spec = await cancelled_while_away(fleet, agent)
+        await until(fleet, job_id, lambda detail: detail.job.is_over)
+        agent.tell(spec, run_of(spec, 2))
+        agent.end(spec)
+        await agent.up()
+        await until(fleet, job_id, lambda detail: detail.trials[0].outcome is Outcome.OK)
+        assert [run.run.index for run in (await fleet.results(job_id)).runs] == [1, 2]
+        assert ((await fleet.job(job_id)).job.state, agent.cancelled) == ("cancelled", [])
 
 
 async def test_a_controller_that_was_started_anew_waits_as_long_again(tmp_path: Path, agent: FakeAgent) -> None:

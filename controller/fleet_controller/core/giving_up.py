@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet_controller.core.state import GIVEN_UP, Attempt, Trial
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial import Outcome, Phase
 
 GIVE_UP_AFTER_S = 3600.0
+CANCELLED_AFTER_S = 10.0  # of a cancelled job: long enough for a line that broke, so that the host itself tells the end
 UNPLACED = ""  # in place of the host of a trial that any host may take: those that match are all away
 
 
@@ -19,6 +20,13 @@ class GivenUp:
 
     trial_id: str
     attempt: Attempt
+
+
+def cancelled(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUp]:
+    """What to close of a job that was cancelled, and whose hosts cannot be told. As `given_up` otherwise: what ended well counts yet."""
+    for end in given_up(trials, away_s, limit_s, now_unix_ns):
+        message = f"the job was cancelled while {end.attempt.message.partition(';')[0].replace(' has been ', ' was ')}"
+        yield GivenUp(end.trial_id, replace(end.attempt, outcome=Outcome.CANCELLED, kind=ErrorKind.NONE, message=message))
 
 
 def given_up(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUp]:
