@@ -104,7 +104,7 @@ def test_equal_brackets_are_no_equivalence_beyond_their_width() -> None:
     assert row.ratio_interval.low == pytest.approx(1 / 1.05)
     assert row.ratio_interval.high == pytest.approx(1.05)
     assert row.verdict == Verdict.INCONCLUSIVE
-    assert "leave up to 5.0 % open, which more launches do not close: lower `within`" in row.reason
+    assert "leave up to 5.0 % open, which a smaller `within` closes and more launches do not" in row.reason
     assert row.needs is None
     assert compared([(10, 10.1)] * 3, [(10, 10.1)] * 3).verdict == Verdict.EQUIVALENT
 

@@ -66,7 +66,7 @@ def answer(estimate: LogRatio, question: Question, higher_is_better: bool, minut
     reason = f"the interval holds no difference and reaches beyond {percent}"
     if (estimate.open_below or estimate.open_above) and not _target(estimate, question) > 0:
         left = f"{math.expm1(max(estimate.open_below, estimate.open_above)) * 100:.1f} %"
-        return Answer(verdict, f"{reason}: the searches leave up to {left} open, which more launches do not close: lower `within`")
+        return Answer(verdict, f"{reason}: the searches leave up to {left} open, which a smaller `within` closes and more launches do not")
     return Answer(verdict, reason, needs_of(estimate, question, minutes_per_launch))
 
 
