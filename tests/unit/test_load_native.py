@@ -103,6 +103,30 @@ def in_c() -> Library:
     return Library(built(FOLDER))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def built_before() -> None:
+    in_c()  # outside of any one example's time
+
+
+ESCAPES = st.sampled_from(
+    [r'\"', r"\\", r"\/", r"\n", r"\t", r"\u00e9", r"\u20AC", r"\ud83d\uDE00", r"\ud83d", r"\udc00", r"\u12g4", r"\x", "\\", "a"]
+)
+
+
+@given(st.lists(ESCAPES, min_size=1, max_size=6).map("".join))
+def test_a_text_with_escapes_says_in_c_what_json_says_or_is_left_to_it(text: str) -> None:
+    alike = Alike.like(DATA)
+    assert alike is not None
+    content = alike.before + text.encode() + alike.behind.removesuffix(b"\r\n")
+    run = alike.take_in_c(in_c(), Reads.of([(1, b"%x\r\n%b\r\n" % (len(content), content))]), 0, 0)
+    try:
+        said = json.loads(f'"{text}"')
+        said.encode()
+    except ValueError:
+        said = None  # no JSON, or half of a pair
+    assert (run.text, len(run.times_ns)) == (("", 0) if said is None else (said, 1))
+
+
 @given(
     parts=st.lists(st.tuples(TEXTS, st.sampled_from([0, 0, 0, 0, 1, -1])), max_size=12),
     more=st.binary(max_size=30),

@@ -11,9 +11,9 @@ import ctypes
 import json
 from array import array
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
+from fleet_agent.load.lone import size_of
 from fleet_agent.load.native.library import Library, library
 from fleet_agent.load.reads import Reads
 
@@ -81,7 +81,7 @@ class Alike:
             if line <= at or not data.startswith(before, line + 2):
                 break
             end = data.find(b'"', begin)
-            if end <= begin or not data.startswith(behind, end) or _size_of(data[at:line]) != end + rest - line - 4:
+            if end <= begin or not data.startswith(behind, end) or size_of(data[at:line]) != end + rest - line - 4:
                 break
             try:
                 text = data[begin:end].decode()
@@ -95,12 +95,6 @@ class Alike:
             times_ns.append(reads.times_ns[read])
             texts.append(text)
         return Run(at, times_ns, "".join(texts))
-
-
-@lru_cache(4096)
-def _size_of(digits: bytes) -> int:
-    """A chunk's size; -1 for what is none, such as 0x1 and 1_0, which int() would take."""
-    return int(digits, 16) if not digits.strip(b"0123456789abcdefABCDEF") else -1
 
 
 def _is_the_text(before: bytes, behind: bytes) -> bool:

@@ -6,7 +6,7 @@ Shapes read: OpenAI chat and completions streams, and SGLang's /generate stream,
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
@@ -14,6 +14,7 @@ from typing import Any
 
 from fleet_agent.load import framing
 from fleet_agent.load.alike import Alike, Run
+from fleet_agent.load.lone import lone_event
 from fleet_agent.load.reads import Reads
 from fleet_agent.load.records import ErrorName, Response
 from fleet_agent.load.sse import Event, Events
@@ -101,6 +102,13 @@ def _read_all(reads: Reads, frame: framing.Framing, reading: _Reading) -> bytes:
             number = bisect_right(reads.ends, at, number)
             if number == len(reads):
                 break
+        if frame.is_between and events.is_between and frame.status == 200 and (lone := lone_event(data, at)) is not None:
+            said, at = lone
+            completed = bisect_left(reads.ends, at - 2, number)  # the chunk's own end may come later
+            _read_events(reading, [Event(reads.times_ns[completed], said)])
+            alike = Alike.like(said) if reading.is_plain else None
+            number = bisect_right(reads.ends, at, completed)
+            continue
         end = min(frame.end_of_chunk(data, at), reads.ends[number])
         for piece in frame.feed(data[at:end]):
             words += piece[: _DETAIL - len(words)]
