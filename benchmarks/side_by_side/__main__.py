@@ -69,7 +69,9 @@ class Found:
 
 
 async def beside(server: Server, load: Load, clients: Clients, repeats: int) -> Repeats:
-    """Both clients on one server, in turns."""
+    """Both clients on one server, in turns; what each says first is no repeat, since client and server are new to it."""
+    await clients.ours.run(server, load, 0, 0.0)
+    await asyncio.to_thread(clients.theirs.run, server, load)
     found = Repeats()
     for number in range(1, repeats + 1):
         after_s = server.info_s()
