@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleet_protos.errors import ConfigError
 
 ERROR, WARNING, INFO = "error", "warning", "info"
+LONGEST_TEXT = 1000  # letters of a message, a hint or a key
+_LONGEST_QUOTE = 120  # letters of a value between backticks, which may be any text of the file
+_QUOTE = re.compile(r"`([^`]*)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,11 @@ class Finding:
     key: str
     message: str
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        """Whatever the file holds, a finding about it can be read: long values are quoted by their beginning."""
+        for name in ("key", "message", "hint"):
+            object.__setattr__(self, name, _bounded(getattr(self, name)))
 
     def to_json(self) -> dict[str, str | int]:
         """The finding as the `lint` contract writes it, keys in its order."""
@@ -40,6 +49,14 @@ class Finding:
         """`file:line:column: severity code: message (hint)`, which editors and terminals can jump to."""
         hint = f" ({self.hint})" if self.hint else ""
         return f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: {self.message}{hint}"
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= _LONGEST_QUOTE:
+        return text
+    short = _QUOTE.sub(lambda quote: f"`{quote[1][: _LONGEST_QUOTE - 1]}…`" if len(quote[1]) > _LONGEST_QUOTE else quote[0], text)
+    ends = LONGEST_TEXT // 4  # what is said of a value stands after it
+    return short if len(short) <= LONGEST_TEXT else f"{short[: LONGEST_TEXT - ends - 3]} … {short[-ends:]}"
 
 
 class Rejected(ConfigError):
