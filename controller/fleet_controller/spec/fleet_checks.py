@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from fleet_controller.core.inventory import AGENT_PORT
 from fleet_controller.spec.checks_arguments import OWN_VARIABLES, VARIABLE
 from fleet_controller.spec.checks_launch import looks_secret, wrong_reference
 from fleet_controller.spec.document import Path
@@ -15,6 +16,9 @@ from fleet_controller.spec.fleet_models import HostKeys
 _LABEL = re.compile(r"[A-Za-z_]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
+_SSH_PORT = 22
+_FIRST_FREE_PORT = 1024  # net.ipv4.ip_unprivileged_port_start, as Linux has it
+_LIKELY = {"agent_port": f"{AGENT_PORT}", "metrics": "9464"}
 Rule = Callable[[FleetReading], Iterator[Finding]]
 
 
@@ -95,7 +99,16 @@ def _load_only(reading: FleetReading, layers: Layers) -> Iterator[Finding]:
 
 
 def _ports(reading: FleetReading, layers: Layers) -> Iterator[Finding]:
-    endpoint, port = layers.value("metrics"), layers.value("agent_port")
-    if endpoint and int(endpoint.rpartition(":")[2]) == (port or 7433):
-        message = f"metrics and the agent itself would both listen on port {port or 7433}"
+    agent, ssh = layers.value("agent_port") or AGENT_PORT, layers.value("port") or _SSH_PORT
+    metrics = int(layers.value("metrics").rpartition(":")[2]) if layers.value("metrics") else 0
+    if metrics == agent:
+        message = f"metrics and the agent itself would both listen on port {agent}"
         yield reading.finding("same_port", layers.where("metrics"), message, "choose another port for one of them")
+    for key, who, port in (("agent_port", "the agent", agent), ("metrics", "metrics", metrics)):
+        path = layers.where(key)
+        if port == ssh:
+            message = f"ssh and {who} would both listen on port {port}"
+            yield reading.finding("same_port", path, message, f"choose another port for {who}, such as {_LIKELY[key]}")
+        elif 0 < port < _FIRST_FREE_PORT:
+            message = f"{who} would listen on port {port}: those below {_FIRST_FREE_PORT} are for root, and the agent is a user of its own"
+            yield reading.finding("low_port", path, message, f"choose a higher one, such as {_LIKELY[key]}", severity=WARNING)
