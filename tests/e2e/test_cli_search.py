@@ -29,7 +29,7 @@ factors:
     many: {{args: {{max_running_requests: {SLOTS["slots=many"]}}}}}
 baseline: {{slots: few}}
 workloads:
-  users: {{search: {{of: concurrency, from: 2, to: 32, goodput: 95%}}, output_tokens: {2 * TOKENS}, slo: {{ttft_p99: 2s}}}}
+  users: {{search: {{of: concurrency, from: 2, to: 32, goodput: 95%}}, output_tokens: {3 * TOKENS}, slo: {{ttft_p99: 2s}}}}
   open:
     search: {{of: rate, from: 1, to: 16, within: 20%, goodput: 90%}}
     arrivals: constant

@@ -23,7 +23,7 @@ engine:
   stop_timeout: 5s
   simulation: {{time_scale: 20}}
 workloads:
-  users: {{search: {{of: concurrency, from: 1, to: 16, goodput: 95%}}, output_tokens: 200, slo: {{ttft_p99: 2s}}}}
+  users: {{search: {{of: concurrency, from: 1, to: 16, goodput: 95%}}, output_tokens: 400, slo: {{ttft_p99: 2s}}}}
 measure: {{launches: 1}}
 """
 
