@@ -66,6 +66,8 @@ class Agent:
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._tasks: asyncio.TaskGroup | None = None
         self._broke: asyncio.Event = asyncio.Event()  # the journal takes nothing more
+        self._lost = ""  # what is no longer there of its state
+        self._ends: asyncio.Event = asyncio.Event()  # it is to end what runs, and go
         self._is_ending = False
         self.watchers = 0
         self.quiet_since_s = time.monotonic()
@@ -112,21 +114,24 @@ class Agent:
     async def run(self, stopping: asyncio.Event) -> None:
         """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end.
 
-        Raises JournalFailed when nothing can be journalled any more: only another process can open the journal anew.
+        Raises JournalFailed when nothing can be journalled any more: only another process can open the journal anew. When its files are
+        gone, that one would not know of what runs here: it is ended first.
         """
         await end_earlier(self._load_folder)
         await self.load_parts.begin()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._restore()
-                self._tasks.create_task(self._tools.host.watch_aside(stopping))
-                background = [self._tasks.create_task(work) for work in (self._keep_room(), self._end_broken())]
+                self._tasks.create_task(self._tools.host.watch_aside(self._ends))
+                works = (self._keep_room(), self._end_broken(), self._end_when(stopping), self._watch_state())
+                background = [self._tasks.create_task(work) for work in works]
                 try:
-                    await stopping.wait()
+                    await self._ends.wait()
                 finally:
                     self._is_ending = True  # whatever is begun from here on nobody would see through
+                why = "the agent's state was lost" if self._lost else "the agent was stopped"
                 for runner in list(self._runners.values()):
-                    await runner.interrupt("the agent was stopped while the trial ran")
+                    await runner.interrupt(f"{why} while the trial ran")
                 for task in background:
                     task.cancel()
         except* JournalFailed as failed:
@@ -134,6 +139,21 @@ class Agent:
         finally:
             await self.load_parts.stop()
             await self._tools.load.stop()
+        if self._lost:
+            hint = "keep others away from the agent's state folder; what the controller had not stored is lost, its trials are tried again"
+            raise JournalFailed(f"{self._lost} while the agent ran: it ends, and the next one begins with what is there then", hint)
+
+    async def _end_when(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        self._ends.set()
+
+    async def _watch_state(self) -> None:
+        """End when the files of the journal are no longer there: whatever is written goes nowhere, and nothing can be read again."""
+        while not self._lost:
+            await asyncio.sleep(_ROOM_LOOK_S)
+            self._lost = await self._on_disk(self._journal.misses)
+        log.error("%s: this agent ends what runs, and goes", self._lost)
+        self._ends.set()
 
     async def _keep_room(self) -> None:
         """While the disk is full: give up what the controller has too, and take back the journal's reserve as soon as there is room."""

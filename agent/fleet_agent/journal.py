@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from fleet_agent import journal_file as file_of
 from fleet_agent.journal_file import FORMAT, JournalDamaged, Reserve
@@ -140,6 +141,15 @@ class Journal:
         """Nothing more can be written until the file is opened anew."""
         return bool(self._broken)
 
+    def misses(self) -> str:
+        """What of its files is no longer where it was opened, in words; empty when all is. Nothing here can be opened anew then."""
+        if self._file < 0:
+            return ""  # it is closed
+        for path, descriptor in ((self._path, self._file), (self._folder / "lock", self._lock)):
+            if fault := file_of.strayed(path, descriptor):
+                return fault
+        return "" if os.access(self._folder, os.W_OK | os.X_OK) else f"{self._folder} cannot be written any more"
+
     @property
     def lacks_reserve(self) -> bool:
         """The disk is full, or was: the end of another trial might not be written."""
@@ -181,11 +191,11 @@ class Journal:
         self._lease = lease
 
     def events(self, after_sequence: int = 0) -> Iterator[Event]:
-        """Each event held with a sequence above `after_sequence`, oldest first, as they are when iteration begins."""
+        """Each event held with a sequence above `after_sequence`, oldest first, as they are when iteration begins. Raises JournalFailed."""
         first = max(after_sequence - self._header.base_sequence, 0)
         if first >= len(self._offsets):
             return
-        with self._path.open("rb") as file:
+        with self._opened() as file:
             end = self._size
             file.seek(self._offsets[first])
             while file.tell() < end:
@@ -194,6 +204,12 @@ class Journal:
                     raise file_of.changed_since(self._path, file.tell())
                 if not content.startswith(_ACKNOWLEDGED):
                     yield event_from_json(content.decode())
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return self._path.open("rb")
+        except OSError as error:
+            raise JournalFailed(f"{self._path} cannot be read: {error.strerror}", f"look at {self._folder}") from error
 
     def acknowledge(self, up_to: int) -> None:
         """The controller has stored every event up to this one; compacts when that is worth it. A lower number than before is harmless.

@@ -74,6 +74,17 @@ def changed_since(path: Path, offset: int) -> JournalDamaged:
     return JournalDamaged(f"{path}: the record before byte {offset} changed after it was written", _MOVE_AWAY)
 
 
+def strayed(path: Path, descriptor: int) -> str:
+    """Why `path` no longer leads to the open file, in words; empty when it does."""
+    try:
+        there, ours = path.stat(), os.fstat(descriptor)
+    except FileNotFoundError:
+        return f"{path} was removed"
+    except OSError as error:
+        return f"{path} cannot be reached any more ({error.strerror})"
+    return "" if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) else f"{path} was replaced by another file"
+
+
 def write_all(descriptor: int, record: bytes) -> None:
     """Every byte. Raises OSError."""
     while record:

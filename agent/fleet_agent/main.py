@@ -121,19 +121,21 @@ async def _work(options: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stopping.set)
     config = settle(options)
     parts = await assemble(config, options.recorded_gpus, options.memory_back)
-    async with asyncio.TaskGroup() as tasks:
-        working = tasks.create_task(parts.agent.run(stopping))
-        await parts.server.start()
-        serving = tasks.create_task(parts.door.serve()) if parts.door else None
-        log.info("listening on %s as host %s", parts.address, parts.host)
-        tell_ready()
-        if options.linger > 0:
-            tasks.create_task(_end_when_lonely(parts.agent, options.linger, stopping))
-        await working
-        if serving is not None:  # till the end: the controller is to hear how the trials ended
-            serving.cancel()
-    await parts.server.stop(grace=1.0)
-    parts.journal.close()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(parts.agent.run(stopping))
+            await parts.server.start()
+            serving = tasks.create_task(parts.door.serve()) if parts.door else None
+            log.info("listening on %s as host %s", parts.address, parts.host)
+            tell_ready()
+            if options.linger > 0:
+                tasks.create_task(_end_when_lonely(parts.agent, options.linger, stopping))
+            await working
+            if serving is not None:  # till the end: the controller is to hear how the trials ended
+                serving.cancel()
+    finally:
+        await parts.server.stop(grace=1.0)
+        parts.journal.close()
     log.info("stopped")
 
 

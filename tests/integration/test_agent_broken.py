@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from fleet_agent.config import AgentConfig
 from fleet_agent.journal import JournalFailed
 from fleet_protos import events as ev
 from fleet_protos.lease import Lease
-from fleet_protos.trial import EngineKind, EngineSpec, ErrorKind, Gang, Measure, Outcome, Simulation, TrialSpec
+from fleet_protos.trial import EngineKind, EngineSpec, ErrorKind, Gang, Measure, Outcome, Phase, Simulation, TrialSpec
 
 LIMIT_S = 60.0
 ENGINE = EngineSpec(
@@ -30,19 +34,24 @@ async def first(agent: Agent, kind: type) -> ev.Event:
     raise AssertionError("the stream ended")
 
 
+async def started(agent: Agent, running: asyncio.Future[None]) -> None:
+    """It restores what there is before it takes anything."""
+    await asyncio.sleep(0)
+    while not running.done():
+        try:
+            agent.start(SPEC)
+            break
+        except Exception:  # noqa: BLE001 - it is starting
+            await asyncio.sleep(0.05)
+
+
 async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what_it_left(tmp_path: Path) -> None:
     config = AgentConfig(host="here", state=tmp_path, gpus=0, simulated_gpus=8)
     parts, stopping = await assemble(config), asyncio.Event()
     await parts.server.start()
     async with asyncio.timeout(LIMIT_S):
         running = asyncio.ensure_future(parts.agent.run(stopping))
-        await asyncio.sleep(0)
-        while not running.done():  # it restores what there is before it takes anything
-            try:
-                parts.agent.start(SPEC)
-                break
-            except Exception:  # noqa: BLE001 - it is starting
-                await asyncio.sleep(0.05)
+        await started(parts.agent, running)
         await first(parts.agent, ev.ServerLaunched)
         parts.journal.close()
         parts.agent.cancel(SPEC.trial_id, 1, "enough")
@@ -59,3 +68,67 @@ async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what
     assert (over.body.outcome, over.body.kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
     await again.server.stop(grace=None)
     again.journal.close()
+
+
+def _removed(state: Path) -> None:
+    shutil.rmtree(state)
+
+
+def _replaced(state: Path) -> None:
+    state.rename(state.with_name("elsewhere"))
+    (state / "journal").mkdir(parents=True)
+    (state / "journal" / "events.jsonl").touch()
+
+
+def _file_removed(state: Path) -> None:
+    (state / "journal" / "events.jsonl").unlink()
+
+
+@pytest.mark.parametrize(
+    ("lose", "told"), [(_removed, "was removed"), (_replaced, "was replaced by another file"), (_file_removed, "was removed")]
+)
+async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
+    tmp_path: Path, lose: Callable[[Path], None], told: str
+) -> None:
+    state = tmp_path / "state"
+    config = AgentConfig(host="here", state=state, gpus=0, simulated_gpus=8)
+    parts, stopping = await assemble(config), asyncio.Event()
+    await parts.server.start()
+    async with asyncio.timeout(LIMIT_S):
+        running = asyncio.ensure_future(parts.agent.run(stopping))
+        await started(parts.agent, running)
+        launched = (await first(parts.agent, ev.ServerLaunched)).body
+        assert isinstance(launched, ev.ServerLaunched)
+        lose(state)
+        with pytest.raises(JournalFailed, match=f"events.jsonl {told} while the agent ran: it ends") as raised:
+            await running
+    assert "state folder" in raised.value.hint
+    assert raised.value.exit_code != 0
+    assert not os.path.exists(f"/proc/{launched.pid}"), "nobody else knows of it"  # noqa: ASYNC240 - of this moment
+    await parts.server.stop(grace=None)
+    parts.journal.close()
+
+
+async def test_a_stream_of_events_that_are_gone_is_refused_in_words(tmp_path: Path) -> None:
+    parts = await assemble(AgentConfig(host="here", state=tmp_path / "state", gpus=0, simulated_gpus=8))
+    parts.journal.append(ev.TrialOver(Outcome.OK), "t", 1, cause=0, phase=Phase.OVER, time_unix_ns=1)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(JournalFailed, match=r"events.jsonl cannot be read: No such file"):
+        await first(parts.agent, ev.TrialOver)
+    parts.journal.close()
+
+
+async def test_the_process_of_an_agent_whose_state_is_lost_ends_with_two_lines_and_a_code_that_restarts_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    argv = (sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0", "--simulated-gpus", "1")
+    async with asyncio.timeout(LIMIT_S):
+        process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, start_new_session=True)
+        assert process.stderr is not None
+        while b"listening on" not in await process.stderr.readline():
+            pass
+        shutil.rmtree(state)
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == JournalFailed("").exit_code != 0
+    assert "Traceback" not in said
+    assert f"fleet-agent: {state}/journal/events.jsonl was removed while the agent ran" in said
+    assert "keep others away from the agent's state folder" in said.splitlines()[-1]
