@@ -38,9 +38,20 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         tools = Tools(
             authority, _bundler(arguments), lines.say, pool(len(hosts), at_once), force=arguments.force, dry_run=arguments.dry_run
         )  # fmt: skip
-        results = asyncio.run(_everywhere(arguments.command, hosts, tools, at_once))
+        results = _to_the_end(arguments, hosts, tools, at_once, console)
     _tell(arguments, console, results)
     return exit_code(results)
+
+
+def _to_the_end(
+    arguments: argparse.Namespace, hosts: tuple[FleetHost, ...], tools: Tools, at_once: int, console: Console
+) -> tuple[HostResult, ...]:
+    try:
+        return asyncio.run(_everywhere(arguments.command, hosts, tools, at_once))
+    except KeyboardInterrupt:
+        if not arguments.dry_run:
+            console.tell(f"hosts are left as far as they came: the same `fleetctl {arguments.command}` again finishes them")
+        raise
 
 
 async def _everywhere(command: str, hosts: tuple[FleetHost, ...], tools: Tools, at_once: int) -> tuple[HostResult, ...]:
