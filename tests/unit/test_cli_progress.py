@@ -71,6 +71,17 @@ def test_failure_without_a_class_shows_its_kind() -> None:
     assert ending_text(TrialStatus(outcome=Outcome.FAILED, kind=ErrorKind.AGENT_RESTARTED)) == "failed (agent_restarted)"
 
 
+def test_the_first_warm_up_of_a_host_says_what_it_waits_for() -> None:
+    warming = replace(TRIAL, phase=Phase.WARMING)
+    (told,) = lines(seen(TRIAL), warming)
+    assert told.endswith("warming: an agent's first starts Ray too, some ten seconds")
+    over = replace(TRIAL, trial_id="demo-1a2b3c-b1-v1", phase=Phase.OVER, outcome=Outcome.OK, runs=3)
+    (told,) = lines(seen(TRIAL, over), warming)
+    assert told.endswith(": warming")
+    (told,) = lines(seen(TRIAL, replace(over, host="other")), warming)
+    assert "Ray" in told
+
+
 def test_display_holds_counts_time_left_last_rate_and_the_running_trial() -> None:
     progress, _ = advance(Progress(), JobChange(JOB, (replace(TRIAL, phase=Phase.WARMING),), left_s=300), {"x": RUN})
     head, running, last = display(progress, since_s=60)

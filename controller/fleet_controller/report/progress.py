@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet_controller.analysis.limits import load_text
@@ -12,6 +12,7 @@ from fleet_protos.metrics import GOODPUT_RATIO, OUTPUT_TOK_S
 from fleet_protos.trial import Outcome, Phase, RunResult
 
 _BAR_CELLS = 24
+_FIRST_WARM_UP = "an agent's first starts Ray too, some ten seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def _lines(seen: Progress, now: TrialStatus, run: RunResult | None, job: JobSumm
     if now.phase == Phase.OVER and (is_new or before is None or before.phase != Phase.OVER):
         yield f"{name}: {ending_text(now)}"
     elif now.phase > Phase.QUEUED and (is_new or before is None or (before.phase, before.progress) != (now.phase, now.progress)):
-        yield f"{name}: {_place(now)}"
+        yield f"{name}: {_place(now, seen.trials.values())}"
 
 
 def run_text(run: RunResult, job: JobSummary) -> str:
@@ -107,7 +108,8 @@ def display(progress: Progress, since_s: float = 0.0) -> list[str]:
         head += f" · about {duration_text(left_s / 60)} left"
     if job.trouble:
         head += f" · {job.trouble}"
-    running = [_running(trial) for trial in progress.trials.values() if Phase.QUEUED < trial.phase < Phase.OVER]
+    trials = progress.trials.values()
+    running = [_running(trial, trials) for trial in trials if Phase.QUEUED < trial.phase < Phase.OVER]
     return [head, *running, *([f"  last run: {run_text(progress.last, job)}"] if progress.last else [])]
 
 
@@ -116,12 +118,15 @@ def engine_mark(job: JobSummary) -> str:
     return f" (simulated ×{job.time_scale:g})" if job.engine == "simulated" else ""
 
 
-def _running(trial: TrialStatus) -> str:
+def _running(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
     runs = f", {trial.runs} run{'' if trial.runs == 1 else 's'}" if trial.runs else ""
     attempt = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
-    return f"  {trial.host or '-'}  {_place(trial):<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
+    return f"  {trial.host or '-'}  {_place(trial, trials):<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
 
 
-def _place(trial: TrialStatus) -> str:
-    """`measuring`, or `launching: load_weight 61/163`."""
-    return trial.phase.name.lower() + (f": {trial.progress}" if trial.progress else "")
+def _place(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
+    """`measuring`, or `launching: load_weight 61/163`; of a host without a run among these `trials`, what its first warm-up waits for."""
+    told = trial.progress
+    if trial.phase == Phase.WARMING and not any(other.runs for other in trials if other.host == trial.host):
+        told = told or _FIRST_WARM_UP
+    return trial.phase.name.lower() + (f": {told}" if told else "")
