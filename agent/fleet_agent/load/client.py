@@ -102,13 +102,25 @@ class Connection:
         if self._watched:
             self._frame, self._watches, self._watched = framing.Framing(), False, False
             self._frame.feed(self._line.whole())
-        else:
-            self._frame.feed(self._line.fresh())
+        elif self._watch(self._line.fresh()):
+            return
         if self._frame.state in (framing.ENDED, framing.BROKEN):
             self.complete()
-        elif self._watches and (ahead := self._frame.next_chunk()) is not None:
+
+    def _watch(self, data: bytes) -> bool:
+        """Take what came. True when the line watches for the end from here on: what is behind the head is then left to it."""
+        frame = self._frame
+        if frame.state == framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
+            frame.feed(data[: end + 4])
+            data = data[end + 4 :]
+        ahead = frame.next_chunk() if self._watches else None
+        if ahead is None:
+            frame.feed(data)
+            data, ahead = b"", frame.next_chunk() if self._watches else None
+        if ahead is not None:
             self._watched = True
-            self._line.watch(*ahead)
+            self._line.watch(ahead[0], ahead[1] + data)
+        return ahead is not None
 
     def complete(self) -> None:
         """See `Owner`: the answer is complete, or will never be. A server may have answered before it read all of the request."""

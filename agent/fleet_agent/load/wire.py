@@ -70,9 +70,9 @@ class Line(Protocol):
         ...
 
     def watch(self, left: int, rest: bytes) -> None:
-        """Tell of no read any more but of the end of a chunked answer, of which everything so far was `fresh`.
+        """Tell of no read any more but of the end of a chunked answer, of which everything so far was `fresh`; at once where it has come.
 
-        `left`: bytes to the next line with a chunk's size, `rest`: what has come of it.
+        `left`: bytes to the next line with a chunk's size, `rest`: what has come from there on.
         """
         ...
 
@@ -242,7 +242,8 @@ class LoopLine:
 
     def watch(self, left: int, rest: bytes) -> None:
         """See `Line`."""
-        self._ending, self._look_at = framing.Ending(left, rest), self.size + LOOK_BYTES
+        self._ending = framing.Ending(left, rest)
+        self._find_end(self._ending)
 
     def taken(self) -> Reads:
         """See `Line`."""

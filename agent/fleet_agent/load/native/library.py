@@ -32,11 +32,10 @@ _FLAGS: Final = ("-O2", "-fPIC", "-shared", "-pthread")
 class News(ctypes.Structure):
     """struct news of native.h."""
 
-    _fields_ = (("key", ctypes.c_uint64), ("what", ctypes.c_int32), ("error", ctypes.c_int32), ("size", ctypes.c_uint64))
+    _fields_ = (("key", ctypes.c_uint64), ("what", ctypes.c_int32), ("error", ctypes.c_int32))
     key: int
     what: int
     error: int
-    size: int
 
 
 class Answer(ctypes.Structure):
@@ -74,6 +73,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → wha
     "bf_reader_news": (_I, (_P, _P, _I)),
     "bf_stream_add": (_P, (_P, _I, ctypes.c_uint64)),
     "bf_stream_expect": (_I, (_P, _L, _N)),
+    "bf_stream_size": (_N, (_P,)),
     "bf_stream_peek": (_N, (_P, _N, _P, _N)),
     "bf_stream_watch": (_I, (_P, _N)),
     "bf_stream_take": (None, (_P, _P)),

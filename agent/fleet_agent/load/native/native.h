@@ -13,7 +13,6 @@ typedef struct stream stream;
 typedef struct news {
     uint64_t key;
     int32_t what, error; /* bits of BF_*; errno of BF_BROKEN */
-    uint64_t size;       /* bytes that came */
 } news;
 
 typedef struct answer {
@@ -39,6 +38,7 @@ int64_t bf_reader_cpu_ns(reader *);
 int bf_reader_news(reader *, news *, int most);
 stream *bf_stream_add(reader *, int descriptor, uint64_t key);
 int bf_stream_expect(stream *, int64_t sent_ns, size_t most);
+size_t bf_stream_size(stream *);
 size_t bf_stream_peek(stream *, size_t from, char *into, size_t room);
 int bf_stream_watch(stream *, size_t next);
 void bf_stream_take(stream *, answer *into);

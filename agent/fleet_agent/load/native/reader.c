@@ -273,7 +273,7 @@ int bf_reader_news(reader *of, news *told, int most) {
     pthread_mutex_lock(&of->lock);
     for (; of->first_told && many < most; many++) {
         stream *one = of->first_told;
-        told[many] = (news){one->key, one->what, one->error, one->size};
+        told[many] = (news){one->key, one->what, one->error};
         one->what = 0;
         of->first_told = one->next_told;
     }
@@ -312,6 +312,14 @@ int bf_stream_expect(stream *one, int64_t sent_ns, size_t most) {
     return stale != 0;
 }
 
+/* Bytes that came since it was expected. */
+size_t bf_stream_size(stream *one) {
+    pthread_mutex_lock(&one->of->lock);
+    size_t size = one->size;
+    pthread_mutex_unlock(&one->of->lock);
+    return size;
+}
+
 /* What came from byte `from` on, as much as fits; how much that is. */
 size_t bf_stream_peek(stream *one, size_t from, char *into, size_t room) {
     pthread_mutex_lock(&one->of->lock);
@@ -326,7 +334,7 @@ size_t bf_stream_peek(stream *one, size_t from, char *into, size_t room) {
 int bf_stream_watch(stream *one, size_t next) {
     pthread_mutex_lock(&one->of->lock);
     one->next = next;
-    int what = walk(one);
+    int what = one->size > one->most ? BF_LOOK : walk(one);
     if (!what) one->mode = WATCHED;
     settle(one, BF_LOOK); /* those reads were looked at here */
     pthread_mutex_unlock(&one->of->lock);

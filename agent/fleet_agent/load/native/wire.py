@@ -82,22 +82,21 @@ class NativeWire:
         many = _MOST_NEWS
         while many == _MOST_NEWS and self.reader:
             many = self.library.call.bf_reader_news(self.reader, self._news, _MOST_NEWS)
-            told = [(one.key, one.what, one.error, one.size) for one in self._news[:many]]
-            for key, what, error, size in told:
+            told = [(one.key, one.what, one.error) for one in self._news[:many]]
+            for key, what, error in told:
                 line = self._lines.get(key)
                 if line is not None:
-                    line.hear(what, error, size)
+                    line.hear(what, error)
 
 
 class NativeLine:
     """See `Line`."""
 
-    __slots__ = ("_call", "_link", "_looked", "_owner", "_scratch", "_stream", "_wire", "key", "size")
+    __slots__ = ("_call", "_link", "_looked", "_owner", "_scratch", "_stream", "_wire", "key")
 
     def __init__(self, wire: NativeWire, link: socket.socket, owner: Owner, key: int) -> None:
         """Raises OSError."""
         self.key = key
-        self.size = 0  # as far as it was told
         self._wire = wire
         self._link = link
         self._owner = owner
@@ -108,9 +107,13 @@ class NativeLine:
         if not self._stream:
             raise OSError("the system listens to no more connections")
 
-    def hear(self, what: int, error: int, size: int) -> None:
+    @property
+    def size(self) -> int:
+        """See `Line`."""
+        return int(self._call.bf_stream_size(self._stream)) if self._stream else 0
+
+    def hear(self, what: int, error: int) -> None:
         """What its wire was told of it."""
-        self.size = size
         if what & END:
             self._owner.complete()
         elif what & LOOK:
@@ -120,7 +123,7 @@ class NativeLine:
 
     def expect(self, sent_ns: int, most: int) -> bool:
         """See `Line`."""
-        self._looked = self.size = 0
+        self._looked = 0
         return self._stream is not None and not self._call.bf_stream_expect(self._stream, sent_ns, most)
 
     def fresh(self) -> bytes:
@@ -129,7 +132,6 @@ class NativeLine:
         while self._stream and (many := self._call.bf_stream_peek(self._stream, self._looked, self._scratch, _PEEK_BYTES)):
             parts.append(ctypes.string_at(self._scratch, many))
             self._looked += many
-        self.size = max(self.size, self._looked)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def whole(self) -> bytes:
@@ -151,7 +153,7 @@ class NativeLine:
             return Reads()
         answer = Answer()
         self._call.bf_stream_take(self._stream, ctypes.byref(answer))
-        self._looked = self.size = 0
+        self._looked = 0
         return _copied(answer)
 
     def drop(self) -> None:
