@@ -139,6 +139,9 @@ class Agent:
         finally:
             await self.load_parts.stop()
             await self._tools.load.stop()
+        self._refuse_when_lost()
+
+    def _refuse_when_lost(self) -> None:
         if self._lost:
             hint = "keep others away from the agent's state folder; what the controller had not stored is lost, its trials are tried again"
             raise JournalFailed(f"{self._lost} while the agent ran: it ends, and the next one begins with what is there then", hint)
@@ -154,6 +157,7 @@ class Agent:
             self._lost = await self._on_disk(self._journal.misses)
         log.error("%s: this agent ends what runs, and goes", self._lost)
         self._ends.set()
+        self._tell()  # streams end
 
     async def _keep_room(self) -> None:
         """While the disk is full: give up what the controller has too, and take back the journal's reserve as soon as there is room."""
@@ -214,6 +218,7 @@ class Agent:
             with self._allegiance.followed(lease):
                 while True:
                     changed = self._changed
+                    self._refuse_when_lost()
                     for event in await self._on_disk(partial(self._read, after_sequence)):
                         yield event
                         after_sequence = event.sequence

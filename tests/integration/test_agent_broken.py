@@ -15,7 +15,9 @@ from fleet_agent.agent import Agent
 from fleet_agent.assembly import assemble
 from fleet_agent.config import AgentConfig
 from fleet_agent.journal import JournalFailed
+from fleet_controller.agents import AgentClient
 from fleet_protos import events as ev
+from fleet_protos.errors import Conflict
 from fleet_protos.lease import Lease
 from fleet_protos.trial import EngineKind, EngineSpec, ErrorKind, Gang, Measure, Outcome, Phase, Simulation, TrialSpec
 
@@ -126,7 +128,14 @@ async def test_the_process_of_an_agent_whose_state_is_lost_ends_with_two_lines_a
         assert process.stderr is not None
         while b"listening on" not in await process.stderr.readline():
             pass
+        client = AgentClient(f"unix:{state}/agent.sock")
+        info = await client.describe()
+        watching = asyncio.ensure_future(anext(client.events(info.agent_id, 0)))
+        await asyncio.sleep(0.5)
         shutil.rmtree(state)
+        with pytest.raises(Conflict, match="was removed while the agent ran"):
+            await watching
+        await client.close()
         said = (await process.stderr.read()).decode()
         assert await process.wait() == JournalFailed("").exit_code != 0
     assert "Traceback" not in said
