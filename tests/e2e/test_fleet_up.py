@@ -143,7 +143,7 @@ def test_up_follows_the_hosts_of_the_file_and_a_job_runs_on_one_to_its_verdict(b
     with bench.up() as (_, told):
         assert told[1:3] == [
             "fleet.yaml: 2 of 3 hosts connected\n",
-            "  gamma: no certificate was ever issued to host gamma\n",
+            "  gamma: no certificate was ever issued to host gamma: fleetctl deploy gamma gives it a new one\n",
         ]
         hosts = {host["host"]: host for host in json.loads(bench.fleetctl("hosts", "ls", "--json").stdout)["hosts"]}
         assert {name: host["state"] for name, host in hosts.items()} == {"alpha": "connected", "beta": "connected", "gamma": "unreachable"}
