@@ -19,6 +19,7 @@ from benchmarks.load.programs import CLIENT_CORE, Missing, Pace, Truth, pinned, 
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.load.prompts import Draw, salt
+from fleet_agent.load.slots import first_due_ns
 from fleet_protos.trial import Workload
 
 RUST_LIMIT_S = 300
@@ -50,8 +51,9 @@ class Cost:
 
 
 def floor(program: Path, server: Truth, load: Load) -> Cost:
-    """The least a client can do, in C."""
-    words = [str(program), str(server.port), str(load.streams), str(load.requests), str(load.tokens)]
+    """The least a client can do, in C, beginning as ours does."""
+    gap_us = first_due_ns(1, load.streams) // 1000
+    words = [str(program), str(server.port), str(load.streams), str(load.requests), str(load.tokens), str(gap_us)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))
     said = json.loads(done.stdout)
     return Cost(said["tokens"], said["cpu_s"], said["wall_s"])

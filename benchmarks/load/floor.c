@@ -1,10 +1,11 @@
 /* The floor that a load client is measured against: the least a client can do. One epoll loop, one read at a time, a timestamp an event.
 
    It keeps `streams` requests of `tokens` tokens in flight until `requests` were sent, looks for the end of each stream and counts the
-   events; it decodes nothing and checks nothing. Prints one JSON object: {"tokens", "cpu_s", "wall_s", "ttft_us": [...]}.
+   events; it decodes nothing and checks nothing. Its first requests are `gap` microseconds apart: how many tokens a wake-up brings depends on
+   it, so clients are compared at the same one. Prints one JSON object: {"tokens", "cpu_s", "wall_s", "ttft_us": [...]}.
 
    cc -O2 -Wall -o floor floor.c
-   floor PORT STREAMS REQUESTS TOKENS */
+   floor PORT STREAMS REQUESTS TOKENS GAP */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -40,7 +41,7 @@ static double cpu_s(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 5) { fprintf(stderr, "floor PORT STREAMS REQUESTS TOKENS\n"); return 2; }
+    if (count != 6) { fprintf(stderr, "floor PORT STREAMS REQUESTS TOKENS GAP\n"); return 2; }
     int port = atoi(arguments[1]), streams = atoi(arguments[2]), requests = atoi(arguments[3]), tokens = atoi(arguments[4]), yes = 1;
     char body[512], request[1024];
     int length = sprintf(body, "{\"model\":\"truth\",\"messages\":[{\"role\":\"user\",\"content\":\"000000000000 floor\"}],\"max_tokens\":%d,\"temperature\":0,"
@@ -68,7 +69,9 @@ int main(int count, char **arguments) {
     size_t events = 0, first = 0;
     double began_cpu_s = cpu_s();
     int64_t began_ns = now_ns();
+    struct timespec gap = {.tv_nsec = atol(arguments[5]) * 1000};
     for (; sent < streams && sent < requests; sent++) {
+        if (gap.tv_nsec) nanosleep(&gap, NULL);
         all[sent].sent_ns = now_ns();
         if (send(all[sent].descriptor, request, (size_t)size, 0) != size) { perror("floor"); return 1; }
     }
