@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import socket
@@ -183,3 +184,19 @@ def watched(content: bytes) -> int:
     near.close()
     far.close()
     return found
+
+
+def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collected() -> None:
+    alike = Alike(b'data: {"text":"', b'"}\n\n\r\n')
+    event = b'data: {"text":"abc"}\n\n'
+    first = b"%x\r\n%s\r\n" % (len(event), event)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        for size in range(500):
+            assert alike.take_in_c(in_c(), Reads.of([(1, first + b"x" * size)]), 0, 0).text == "abc"
+        kept = len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert kept < 250, f"{kept} objects, of 500 runs"

@@ -17,6 +17,7 @@ from fleet_agent.load.lone import size_of
 from fleet_agent.load.native.library import Library, library
 from fleet_agent.load.reads import Reads
 
+ROOM_BYTES: Final = 1 << 17  # of one run in C: where runs are short, room for all the rest each time would make a long answer slow
 _MARK: Final = "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken
 _PLACES: Final = (b'"content":"', b'"content": "', b'"reasoning_content":"', b'"reasoning_content": "', b'"text":"', b'"text": "')
 
@@ -52,8 +53,8 @@ class Alike:
     def take(self, reads: Reads, read: int, at: int) -> Run:
         """Such events from byte `at` on, where a chunk begins, within that read.
 
-        They end with the answer, or before the first chunk that is cut, has another event, an empty text, or one that would need
-        unescaping. The hot path of decoding.
+        They end with the answer, before their room is used up, or before the first chunk that is cut, has another event, an empty
+        text, or one that would need unescaping. The hot path of decoding.
         """
         found = library()
         return self.take_in_python(reads, read, at) if found is None else self.take_in_c(found, reads, read, at)
@@ -61,14 +62,17 @@ class Alike:
     def take_in_c(self, found: Library, reads: Reads, read: int, at: int) -> Run:
         """As `take`; 0.1 µs an event."""
         data, before, behind = reads.data, self.before, self.behind
-        size = len(data)
+        size = min(len(data), at + ROOM_BYTES)
+        line = data.find(b"\r\n", at, at + 10)
+        if line <= at or not data.startswith(before, line + 2):  # most that are not alike: no room is needed for what is none
+            return Run(at, array("q"), "")
         times_ns = array("q", bytes(8 * ((size - at) // (len(before) + len(behind)) + 1)))
-        text = ctypes.create_string_buffer(size - at + 1)
+        text = bytearray(size - at + 1)  # no array of ctypes: that is a class for each size, which only the garbage collector takes away
         run = found.call.bf_alike(
             data, size, at, before, len(before), behind, len(behind), reads.times_ns.buffer_info()[0], reads.ends.buffer_info()[0],
-            read, times_ns.buffer_info()[0], text,
+            read, times_ns.buffer_info()[0], ctypes.byref(ctypes.c_char.from_buffer(text)),
         )  # fmt: skip
-        return Run(run.at, times_ns[: run.events], ctypes.string_at(text, run.text_size).decode())
+        return Run(run.at, times_ns[: run.events], text[: run.text_size].decode())
 
     def take_in_python(self, reads: Reads, read: int, at: int) -> Run:
         """As `take`; a microsecond an event."""
