@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import json
 import logging
+import os
 import socket
+import threading
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from fleet_agent.load import framing
 from fleet_agent.load.alike import Alike
 from fleet_agent.load.native.library import FOLDER_VARIABLE, Library, built, library
+from fleet_agent.load.native.wire import NativeWire
 from fleet_agent.load.reads import Reads
 from tests.fakes import streams
 from tests.fakes.native import FOLDER, need_compiler
@@ -200,3 +204,17 @@ def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collecte
     finally:
         gc.enable()
     assert kept < 250, f"{kept} objects, of 500 runs"
+
+
+def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def make() -> int:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="no more threads for reading: can't start new thread"):
+            NativeWire(in_c())
+        return len(os.listdir("/proc/self/fd")) - before
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert asyncio.run(make()) == 0

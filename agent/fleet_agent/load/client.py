@@ -265,10 +265,10 @@ class Endpoint:
                 secure = None if self._tls is None else Secure(self._tls, self._host)
                 if secure is not None:
                     await secure.greet(link)
+                return Connection(self.wire, link, secure)
             except BaseException:
                 link.close()
                 raise
-        return Connection(self.wire, link, secure)
 
     async def _link(self) -> socket.socket:
         """A connected socket, to the first of the host's addresses that takes it. Raises OSError."""

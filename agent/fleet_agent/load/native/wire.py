@@ -30,7 +30,7 @@ class NativeWire:
     """See `Wire`. What comes under TLS is read by the loop, since Python has the keys."""
 
     def __init__(self, found: Library) -> None:
-        """Raises RuntimeError outside of a running loop, OSError when the system has no more descriptors."""
+        """Raises RuntimeError outside of a running loop, OSError when the system has no more descriptors, or threads."""
         self._loop = asyncio.get_running_loop()
         self.library = found
         self.reader = found.call.bf_reader_new()
@@ -43,8 +43,12 @@ class NativeWire:
         self._secure: LoopWire | None = None
         self._thread = threading.Thread(target=found.run, args=(self.reader,), name="reader", daemon=True)
         self._descriptor = found.call.bf_reader_news_descriptor(self.reader)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            found.call.bf_reader_free(self.reader)
+            raise OSError(f"no more threads for reading: {error}") from error
         self._loop.add_reader(self._descriptor, self._hear)
-        self._thread.start()
 
     @property
     def cpu_s(self) -> float:
