@@ -68,24 +68,26 @@ static void end(int number) {
     drops++;
 }
 
-static void take(int number) {
+static void take(reader *of, int number) {
     answer taken;
     bf_stream_take(users[number].of, &taken);
     for (uint64_t each = 0; each < taken.size; each++) bytes += taken.data[each] != 0;
+    if (complete % 2) bf_answer_free(&taken);
+    else bf_answer_give_back(of, &taken);
     users[number].looked = 0;
 }
 
-static void hear(const news *told) {
+static void hear(reader *of, const news *told) {
     static char room[4096];
     int number = (int)told->key;
     user *one = &users[number];
     if (!one->of) return;
     if (told->what & (BF_CLOSED | BF_BROKEN)) {
-        take(number);
+        take(of, number);
         end(number);
     } else if (told->what & BF_END) {
         complete++;
-        take(number);
+        take(of, number);
         if (bf_stream_expect(one->of, 0, MOST)) end(number);
     } else {
         looks++;
@@ -108,7 +110,7 @@ int main(void) {
     for (int turn = 0; complete < ENOUGH || looks < ENOUGH || drops < ENOUGH; turn++) {
         news told[8];
         int number = rand_r(&dice) % STREAMS, many = bf_reader_news(of, told, 8);
-        for (int each = 0; each < many; each++) hear(&told[each]);
+        for (int each = 0; each < many; each++) hear(of, &told[each]);
         if (!users[number].of) begin(of, number);
         else if (rand_r(&dice) % 200 == 0) end(number);
         if (turn % 20 == 0) {

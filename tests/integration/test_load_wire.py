@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import threading
@@ -32,7 +33,7 @@ from fleet_protos.identity import Role
 from tests.fakes import streams
 from tests.fakes.certificates import Maker
 from tests.fakes.native import WAYS, reading
-from tests.fakes.scripted_server import served
+from tests.fakes.scripted_server import CLOSE, RESET, served
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"
 CHAT = streams.chat([" a", " b", " c"], tokens=9)
@@ -213,6 +214,40 @@ async def test_a_request_that_nobody_reads_ends_at_its_deadline() -> None:
         exchange = await endpoint.exchange(REQUEST + b"x" * (64 << 20), 0.5)
         endpoint.close()
     assert exchange.failure == "timeout"
+
+
+@pytest.mark.parametrize("size", [200, 200_000, 3_000_000])
+def test_a_connection_that_breaks_right_behind_what_came_is_reset_on_the_loop_that_shards_use(size: int) -> None:
+    """uvloop tells of it once."""
+    cut = streams.HEAD + streams.chunk(streams.delta(content="x" * size))
+
+    async def one() -> Exchange:
+        with served((cut, RESET)) as server:
+            endpoint = Endpoint(server.url)
+            exchange = await endpoint.exchange(REQUEST, 5)
+            endpoint.close()
+        return exchange
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        exchange = runner.run(one())
+    assert (exchange.failure, exchange.closed, cut.startswith(exchange.reads.data)) == ("reset", True, True)
+
+
+async def test_answers_are_not_kept_by_connections_that_are_gone() -> None:
+    """Nothing is collected while a run goes on."""
+    closing = streams.HEAD.replace(b"server: uvicorn", b"connection: close") + CHAT.removeprefix(streams.HEAD)
+    gc.collect()
+    gc.disable()
+    try:
+        with served((closing, CLOSE)) as server:
+            endpoint = Endpoint(server.url)
+            for _ in range(20):
+                assert (await endpoint.exchange(REQUEST, 5)).failure == ""
+            kept = sum(type(one) is Exchange and one.sent_ns != 0 for one in gc.get_objects())
+            endpoint.close()
+    finally:
+        gc.enable()
+    assert kept <= 2
 
 
 def test_it_runs_on_the_loop_that_shards_use() -> None:

@@ -234,3 +234,17 @@ def test_a_late_loop_alone_makes_no_answer_late_so_it_excuses_nothing() -> None:
 def test_a_void_run_is_never_called_met() -> None:
     run = judged(a_run(1.0, 100, 0, Gate("short_output", GateEffect.VOID_RUN, "short")), AT_FOUR, {}, ())
     assert (run.searched.met, told_by(run).answer) == (False, VOID)
+
+
+def test_a_load_that_the_client_cannot_drive_decides_nothing_above_one_that_is_not_met() -> None:
+    below = [Told(8.0, MET), *[Told(16.0, CLIENT)] * 3, *[Told(8.0, NOT_MET)] * 2]
+    assert next_load(Search(RATE, 8.0, 64.0, 0.05, 0.99), below).ended == core.BELOW
+    within = [*(Told(load, MET) for load in (1.0, 2.0, 4.0, 8.0)), *[Told(16.0, CLIENT)] * 3, *[Told(8.0, NOT_MET)] * 2, Told(4.0, MET)]
+    assert next_load(RATES, within).load == 5.657
+
+
+def test_a_search_that_ends_with_its_last_run_has_found_what_it_found() -> None:
+    narrow = Search(RATE, 1.0, 2.0, 1.0, 0.99)
+    told = [Told(1.0, MET)] * (narrow.most_runs - 4) + [Told(1.0, MET), *[Told(2.0, NOT_MET)] * 2, Told(1.0, MET)]
+    assert len(told) == narrow.most_runs
+    assert next_load(narrow, told).ended == core.FOUND

@@ -162,15 +162,16 @@ def next_load(search: Search, told: Sequence[Told]) -> Next:
     met = [load for load in tally.loads if tally.is_met(load) and not tally.is_shut(load)]
     highest = max(met, default=0.0)
     sure = max(filter(tally.is_sure, met), default=0.0)
-    shut = any(map(tally.is_shut, tally.loads))
+    stuck = min(filter(tally.is_shut, tally.loads), default=0.0)
+    shut = bool(stuck) and not 0 < lowest < stuck  # above a load that is not met it decides nothing
     if _is_given_up(told) or (shut and not highest):
         return Next(0.0, sure, lowest, VOID_RUNS)
-    if len(told) >= search.most_runs:
-        return Next(0.0, sure, lowest, UNSETTLED)
     undecided = next(filter(tally.is_open, tally.loads), 0.0)
     following, ended = (undecided, "") if undecided else _follows(search, highest, lowest, shut=shut, any_told=bool(told))
     if ended and highest and not tally.is_sure(highest):
         following, ended = highest, ""
+    if not ended and len(told) >= search.most_runs:
+        return Next(0.0, sure, lowest, UNSETTLED)
     return Next(0.0 if ended else following, highest, lowest, ended)
 
 

@@ -7,14 +7,14 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fleet_agent.load import framing
 from fleet_agent.load.native.wire import new_wire
-from fleet_agent.load.reads import Reads
+from fleet_agent.load.reads import NOTHING, Reads, Taken
 from fleet_agent.load.records import ErrorName
 from fleet_agent.load.secure import Secure
 from fleet_agent.load.wire import Wire
@@ -29,10 +29,15 @@ class Exchange:
     """One request on the wire, raw. Times are perf_counter_ns; `failure` is an ErrorName or empty."""
 
     sent_ns: int
-    reads: Reads = field(default_factory=Reads)
+    taken: Taken = NOTHING
     closed: bool = False
     failure: str = ""
     detail: str = ""
+
+    @property
+    def reads(self) -> Reads:
+        """What came, put together now."""
+        return self.taken.reads()
 
 
 class Connection:
@@ -73,6 +78,7 @@ class Connection:
             raise
         finally:
             self._done = None
+            self._exchange = Exchange(0)  # it is the caller's now
             timer.cancel()
         self.idle_since_ns = perf_counter_ns()
         return exchange
@@ -160,7 +166,7 @@ class Connection:
 
     def _expire(self, timeout_s: float) -> None:
         self._take()
-        last_ns = self._exchange.reads.last_ns
+        last_ns = self._exchange.taken.last_ns
         silent_s = (perf_counter_ns() - last_ns) / 1e9 if last_ns else 0.0
         if silent_s >= timeout_s / 2:
             self._fail(ErrorName.STALLED, f"begun, then silent for {silent_s:.1f} s; the request's limit is {timeout_s:g} s")
@@ -183,9 +189,9 @@ class Connection:
             self._done.set_result(None)
 
     def _take(self) -> None:
-        reads = self._line.taken()
-        if len(reads):
-            self._exchange.reads = reads
+        taken = self._line.taken()
+        if taken.count:
+            self._exchange.taken = taken
 
 
 class Endpoint:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,52 @@ class Reads:
     def pairs(self) -> list[tuple[int, bytes]]:
         """The time and the bytes of each read: for people and tests."""
         return [(ns, self.data[start:end]) for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)]
+
+
+class Taken(Protocol):
+    """An answer as its line put it aside: nothing of it is copied while a run goes on, when the next request of its slot is due."""
+
+    @property
+    def count(self) -> int:
+        """How many reads."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        ...
+
+    @property
+    def last_ns(self) -> int:
+        """Of the last read; 0: nothing came."""
+        ...
+
+    def reads(self) -> Reads:
+        """The answer itself, put together now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """See `Taken`: the reads as Python objects."""
+
+    times_ns: Sequence[int] = ()
+    parts: Sequence[bytes] = ()
+    size: int = 0
+
+    @property
+    def count(self) -> int:
+        """See `Taken`."""
+        return len(self.parts)
+
+    @property
+    def last_ns(self) -> int:
+        """See `Taken`."""
+        return self.times_ns[-1] if self.times_ns else 0
+
+    def reads(self) -> Reads:
+        """See `Taken`."""
+        return Reads.of(zip(self.times_ns, self.parts, strict=True))
+
+
+NOTHING: Final = Parts()

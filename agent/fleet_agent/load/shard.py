@@ -178,9 +178,9 @@ class _Shard:
         send = self.sends.take(number, said)
         exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, took_off)
         self.flying.difference_update(mine)
-        self.reads += len(exchange.reads)
+        self.reads += exchange.taken.count
         raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
-        size = READ_COST_BYTES * len(exchange.reads) + len(exchange.reads.data)
+        size = READ_COST_BYTES * exchange.taken.count + exchange.taken.size
         if self.raw_bytes + size > self.plan.room.raw_bytes:
             self.done.add(_read(raw))
         else:
@@ -330,7 +330,7 @@ async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
 
 
 def _ended_ns(exchange: Exchange) -> int:
-    return exchange.reads.last_ns or perf_counter_ns()
+    return exchange.taken.last_ns or perf_counter_ns()
 
 
 async def _think_until(due_ns: int, shard: _Shard) -> None:

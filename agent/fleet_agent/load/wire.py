@@ -10,6 +10,7 @@ built (decision 0018). A wire makes a line of each socket, which tells its owner
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import struct
@@ -18,7 +19,7 @@ from time import perf_counter_ns, time_ns
 from typing import Final, Protocol
 
 from fleet_agent.load import framing
-from fleet_agent.load.reads import Reads
+from fleet_agent.load.reads import Parts, Taken
 from fleet_agent.load.secure import Secure
 
 READ_BYTES: Final = 1 << 16
@@ -76,7 +77,7 @@ class Line(Protocol):
         """
         ...
 
-    def taken(self) -> Reads:
+    def taken(self) -> Taken:
         """The answer that was expected, as far as it came; it is not kept."""
         ...
 
@@ -109,6 +110,22 @@ def arrival_ns(stamp_ns: int, apart_ns: int, after_ns: int, at_ns: int) -> int:
     """
     arrived_ns = stamp_ns - apart_ns
     return arrived_ns if after_ns <= arrived_ns <= at_ns else at_ns
+
+
+class _Nobody:
+    """Owns a line that was dropped: without a cycle through its connection, since nothing is collected while a run goes on."""
+
+    def look(self) -> None:
+        """See `Owner`."""
+
+    def complete(self) -> None:
+        """See `Owner`."""
+
+    def ended(self, error: OSError | None) -> None:
+        """See `Owner`."""
+
+
+NOBODY: Final = _Nobody()
 
 
 class LoopWire:
@@ -159,13 +176,14 @@ class LoopWire:
 class LoopLine:
     """See `Line`. `read` is the hot path: a read, two appends and one comparison."""
 
-    __slots__ = ("_arrived_ns", "_at_ns", "_ending", "_look_at", "_most", "_owner", "_parts", "_receive", "_secure", "_taken", "_times",
-                 "remove", "size")  # fmt: skip
+    __slots__ = ("_arrived_ns", "_at_ns", "_ending", "_link", "_look_at", "_most", "_owner", "_parts", "_receive", "_secure", "_taken",
+                 "_times", "remove", "size")  # fmt: skip
 
     def __init__(self, link: socket.socket, owner: Owner, secure: Secure | None, arrived_ns: Callable[[bytes, int], int]) -> None:
         self.size = 0
         self.remove: Callable[[], None] | None = None  # none: closed
-        self._owner = owner
+        self._owner: Owner = owner
+        self._link = link
         self._receive = link.recvmsg
         self._secure = secure
         self._arrived_ns = arrived_ns
@@ -177,21 +195,30 @@ class LoopLine:
         self._look_at = self._most = 0
 
     def read(self) -> None:
-        """There is news."""
+        """There is news. uvloop tells of a broken socket once, also where bytes came before it broke."""
+        if self._read_once() and self.remove is not None and (broke := self._link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+            while self._read_once(is_last=True):
+                pass
+            self._owner.ended(OSError(broke, os.strerror(broke)))
+
+    def _read_once(self, *, is_last: bool = False) -> bool:
+        """True when bytes came. `is_last`: the end is told by somebody else."""
         try:
             data, said, _, _ = self._receive(READ_BYTES, ROOM)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
-            self._owner.ended(error)
-            return
+            if not is_last:
+                self._owner.ended(error)
+            return False
         self._at_ns = at_ns = self._arrived_ns(said[0][2], self._at_ns) if said else perf_counter_ns()
-        if not data:
+        if not data and not is_last:
             self._owner.ended(None)
-        elif self._secure is not None:
+        elif data and self._secure is not None:
             self._read_secure(at_ns, data, self._secure)
-        else:
+        elif data:
             self._came(at_ns, data)
+        return bool(data) and self.remove is not None
 
     def _read_secure(self, at_ns: int, data: bytes, secure: Secure) -> None:
         """A piece of a TLS record, or whole ones."""
@@ -245,15 +272,16 @@ class LoopLine:
         self._ending = framing.Ending(left, rest)
         self._find_end(self._ending)
 
-    def taken(self) -> Reads:
+    def taken(self) -> Taken:
         """See `Line`."""
-        reads = Reads.of(zip(self._times, self._parts, strict=True))
+        taken = Parts(self._times, self._parts, self.size)
         self._times, self._parts, self._taken, self.size, self._ending = [], [], 0, 0, None
-        return reads
+        return taken
 
     def drop(self) -> None:
         """See `Line`."""
         remove, self.remove = self.remove, None
         if remove is not None:
+            self._owner = NOBODY
             remove()
 

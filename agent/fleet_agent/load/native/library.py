@@ -10,11 +10,12 @@ import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ COMPILE_LIMIT_S: Final = 60.0
 LOOK, END, CLOSED, BROKEN = 1, 2, 4, 8
 _SOURCES: Final = ("alike.c", "reader.c")
 _HEADERS: Final = ("native.h",)
-_FLAGS: Final = ("-O2", "-fPIC", "-shared", "-pthread")
+_FLAGS: Final = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread")
 
 
 class News(ctypes.Structure):
@@ -43,7 +44,7 @@ class Answer(ctypes.Structure):
 
     _fields_ = (
         ("data", ctypes.c_void_p), ("times", ctypes.c_void_p), ("ends", ctypes.c_void_p),
-        ("size", ctypes.c_uint64), ("reads", ctypes.c_uint64),
+        ("size", ctypes.c_uint64), ("reads", ctypes.c_uint64), ("room", ctypes.c_uint64), ("reads_room", ctypes.c_uint64),
     )  # fmt: skip
     data: int | None
     times: int | None
@@ -77,6 +78,8 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → wha
     "bf_stream_peek": (_N, (_P, _N, _P, _N)),
     "bf_stream_watch": (_I, (_P, _N)),
     "bf_stream_take": (None, (_P, _P)),
+    "bf_answer_give_back": (None, (_P, _P)),
+    "bf_answer_free": (None, (_P,)),
     "bf_stream_drop": (None, (_P,)),
 }
 
@@ -110,9 +113,13 @@ def _loaded(folder: Path) -> Library | None:
         return None
 
 
-def compiler() -> str | None:
-    """The C compiler of this host; None: it has none."""
-    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+def compiler() -> Sequence[str]:
+    """The words that call this host's C compiler; none: it has none. CC may be several, such as `ccache gcc`."""
+    named = shlex.split(os.environ.get("CC", ""))
+    if named and shutil.which(named[0]):
+        return named
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    return [found] if found else []
 
 
 def built(folder: Path) -> Path:
@@ -121,7 +128,7 @@ def built(folder: Path) -> Path:
     if _is_ours(target):
         return target
     program = compiler()
-    if program is None:
+    if not program:
         raise FileNotFoundError("there is no C compiler (cc, gcc or clang) on PATH")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _only_we_write(folder.lstat()):
@@ -131,7 +138,7 @@ def built(folder: Path) -> Path:
     os.close(descriptor)
     try:
         sources = [str(here / name) for name in _SOURCES]
-        subprocess.run([program, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
+        subprocess.run([*program, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
         os.replace(fresh, target)  # whole, whoever else builds it at the same time
     except BaseException:
         Path(fresh).unlink(missing_ok=True)

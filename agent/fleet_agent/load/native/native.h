@@ -20,6 +20,7 @@ typedef struct answer {
     int64_t *times; /* of each read */
     uint64_t *ends; /* where its bytes end */
     uint64_t size, reads;
+    uint64_t room, reads_room; /* there is */
 } answer;
 
 typedef struct run {
@@ -42,6 +43,8 @@ size_t bf_stream_size(stream *);
 size_t bf_stream_peek(stream *, size_t from, char *into, size_t room);
 int bf_stream_watch(stream *, size_t next);
 void bf_stream_take(stream *, answer *into);
+void bf_answer_free(answer *);
+void bf_answer_give_back(reader *, answer *);
 void bf_stream_drop(stream *);
 
 #endif

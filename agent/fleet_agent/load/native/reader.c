@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 256, ROOM = 1 << 16, KEPT = 1 << 18, LINE_LIMIT = 4096, FRESH_NS = 1000000, TURNS = 16 };
+enum { EVENTS = 256, ROOM = 1 << 16, KEPT = 1 << 18, SPARES = 256, LINE_LIMIT = 4096, FRESH_NS = 1000000, TURNS = 16 };
 enum { WANTED = EPOLLIN | EPOLLRDHUP | EPOLLET };
 enum { IDLE, LOOKED_AT, WATCHED }; /* how a stream's reads are taken: nobody asked for them; each is news; only the end is */
 enum { EMPTY, SHORT, FULL, OVER };     /* what a read found: nothing, less than there was room for, as much; the stream's end */
@@ -45,6 +45,8 @@ struct reader {
     int runs;
     clockid_t clock;
     int64_t spent_ns;
+    answer spare[SPARES];
+    int spares;
     char scratch[ROOM];
 };
 
@@ -88,26 +90,33 @@ static void settle(stream *one, int what) {
 static int walk(stream *one) {
     while (one->next < one->size) {
         const char *line = one->data + one->next;
-        size_t left = one->size - one->next, room = left < LINE_LIMIT ? left : LINE_LIMIT, length = 0, digits = 0;
+        size_t left = one->size - one->next, room = left < LINE_LIMIT ? left : LINE_LIMIT, digits = 0;
+        uint64_t length = 0;
         const char *end = memmem(line, room, "\r\n", 2);
         if (!end) return left >= LINE_LIMIT ? BF_LOOK : 0;
         for (const char *at = line; at < end; at++, digits++) {
             int digit = *at >= '0' && *at <= '9' ? *at - '0' : (*at | 32) >= 'a' && (*at | 32) <= 'f' ? (*at | 32) - 'a' + 10 : -1;
             if (digit < 0 || digits >= 12) return BF_LOOK; /* an extension, or nonsense */
-            length = length * 16 + (size_t)digit;
+            length = length * 16 + (uint64_t)digit;
         }
-        if (!digits) return BF_LOOK;
+        if (!digits || length > SIZE_MAX / 2) return BF_LOOK;
         if (!length) {
             size_t behind = left - (size_t)(end - line);
             if (behind < 4 && memcmp(end, "\r\n\r\n", behind) == 0) return 0; /* its last bytes are still to come */
             return behind == 4 && memcmp(end, "\r\n\r\n", 4) == 0 ? BF_END : BF_LOOK;
         }
-        one->next += (size_t)(end - line) + 2 + length + 2;
+        one->next += (size_t)(end - line) + 2 + (size_t)length + 2;
     }
     return 0;
 }
 
 static int grown(stream *one, size_t more) {
+    reader *of = one->of;
+    if (!one->room && !one->reads_room && of->spares) { /* memory that was touched before: the first touch of a page may take 20 us */
+        answer *spare = &of->spare[--of->spares];
+        one->data = spare->data, one->times = spare->times, one->ends = spare->ends;
+        one->room = spare->room, one->reads_room = spare->reads_room;
+    }
     if (one->size + more > one->room) {
         size_t room = one->room ? one->room : 4096;
         while (room < one->size + more) room *= 2;
@@ -149,13 +158,16 @@ static int64_t arrived_ns(reader *of, struct msghdr *said, int64_t after_ns) {
 
 static int take_read(stream *one) {
     reader *of = one->of;
-    char control[CMSG_SPACE(sizeof(struct timespec))];
+    union {
+        char room[CMSG_SPACE(sizeof(struct timespec))];
+        struct cmsghdr aligned;
+    } control;
     struct iovec place = {.iov_base = of->scratch, .iov_len = ROOM};
-    struct msghdr said = {.msg_iov = &place, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr said = {.msg_iov = &place, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
     ssize_t came = recvmsg(one->descriptor, &said, MSG_DONTWAIT);
     if (came == 0) return over(one, BF_CLOSED, 0);
     if (came < 0) return errno == EAGAIN ? EMPTY : errno == EINTR ? FULL : over(one, BF_BROKEN, errno);
-    if (one->mode == IDLE) { /* what was taken is not touched before the next request */
+    if (one->mode == IDLE) { /* nobody asked for it */
         tell(one, BF_LOOK);
         return came == ROOM ? FULL : SHORT;
     }
@@ -193,7 +205,7 @@ static void empty(stream *one) {
     free(one->times);
     free(one->ends);
     one->data = NULL, one->times = NULL, one->ends = NULL;
-    one->room = one->reads_room = 0;
+    one->size = one->room = one->reads = one->reads_room = 0;
 }
 
 static void release(stream *one) {
@@ -254,6 +266,7 @@ void bf_reader_stop(reader *of) { eventfd_write(of->stop, 1); }
 /* After bf_reader_run has returned, or without it; of all its streams none may be used any more. */
 void bf_reader_free(reader *of) {
     bury(of);
+    while (of->spares) bf_answer_free(&of->spare[--of->spares]);
     if (of->epoll >= 0) close(of->epoll);
     if (of->stop >= 0) close(of->stop);
     if (of->news >= 0) close(of->news);
@@ -304,7 +317,6 @@ stream *bf_stream_add(reader *of, int descriptor, uint64_t key) {
 int bf_stream_expect(stream *one, int64_t sent_ns, size_t most) {
     pthread_mutex_lock(&one->of->lock);
     int stale = one->what;
-    if (one->room > KEPT) empty(one);
     one->size = one->reads = 0;
     one->last_ns = sent_ns, one->most = most;
     one->mode = LOOKED_AT;
@@ -341,13 +353,32 @@ int bf_stream_watch(stream *one, size_t next) {
     return what;
 }
 
-/* All that came since it was expected, there until the next one is, or the stream is dropped. */
+/* All that came since it was expected. It is the caller's, to be given back or freed: nothing is copied while others wait. */
 void bf_stream_take(stream *one, answer *into) {
     pthread_mutex_lock(&one->of->lock);
-    *into = (answer){one->data, one->times, one->ends, one->size, one->reads};
+    *into = (answer){one->data, one->times, one->ends, one->size, one->reads, one->room, one->reads_room};
+    one->data = NULL, one->times = NULL, one->ends = NULL;
+    one->size = one->room = one->reads = one->reads_room = 0;
     one->mode = IDLE;
     settle(one, BF_LOOK | BF_END);
     pthread_mutex_unlock(&one->of->lock);
+}
+
+void bf_answer_free(answer *taken) {
+    free(taken->data);
+    free(taken->times);
+    free(taken->ends);
+    *taken = (answer){0};
+}
+
+/* For the next answer, of whichever stream. */
+void bf_answer_give_back(reader *of, answer *taken) {
+    pthread_mutex_lock(&of->lock);
+    int keeps = taken->room && taken->reads_room && taken->room <= KEPT && of->spares < SPARES;
+    if (keeps) of->spare[of->spares++] = *taken;
+    pthread_mutex_unlock(&of->lock);
+    if (keeps) *taken = (answer){0};
+    else bf_answer_free(taken);
 }
 
 /* The descriptor may be closed afterwards. */
@@ -357,6 +388,7 @@ void bf_stream_drop(stream *one) {
     settle(one, ~0);
     epoll_ctl(of->epoll, EPOLL_CTL_DEL, one->descriptor, NULL);
     one->descriptor = -1;
+    empty(one); /* the stream itself goes when the reader has woken */
     one->next_dropped = of->dropped;
     of->dropped = one;
     pthread_mutex_unlock(&of->lock);

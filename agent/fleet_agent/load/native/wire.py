@@ -8,16 +8,19 @@ import os
 import socket
 import threading
 from array import array
+from collections import deque
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from fleet_agent.load.native.library import BROKEN, CLOSED, END, LOOK, Answer, Library, News, library
-from fleet_agent.load.reads import Reads
+from fleet_agent.load.reads import NOTHING, Reads, Taken
 from fleet_agent.load.secure import Secure
-from fleet_agent.load.wire import Line, LoopWire, Owner, Wire
+from fleet_agent.load.wire import NOBODY, Line, LoopWire, Owner, Wire
 
 _MOST_NEWS: Final = 64
 _PEEK_BYTES: Final = 1 << 16
+_SETTLE_S: Final = 0.1
+_SETTLED_AT_ONCE: Final = 8  # in one turn of the loop: copying them takes half a millisecond where memory is new
 
 
 def new_wire() -> Wire:
@@ -41,6 +44,7 @@ class NativeWire:
         self._keys = count(1)
         self._news = (News * _MOST_NEWS)()
         self._secure: LoopWire | None = None
+        self._unsettled: deque[NativeTaken] = deque()
         self._thread = threading.Thread(target=found.run, args=(self.reader,), name="reader", daemon=True)
         self._descriptor = found.call.bf_reader_news_descriptor(self.reader)
         try:
@@ -68,12 +72,28 @@ class NativeWire:
         """That line is dropped."""
         self._lines.pop(key, None)
 
+    def later(self, taken: NativeTaken) -> NativeTaken:
+        """It is settled a little later: where many answers end together, the next requests are sent first."""
+        if not self._unsettled:
+            self._loop.call_later(_SETTLE_S, self._settle)
+        self._unsettled.append(taken)
+        return taken
+
+    def _settle(self, most: int = _SETTLED_AT_ONCE) -> None:
+        while self._unsettled and self.reader and most:
+            self._unsettled.popleft().settle(self.reader)
+            most -= 1
+        if self._unsettled and self.reader:
+            self._loop.call_soon(self._settle)
+
     def close(self) -> None:
         """See `Wire`; the thread has ended afterwards."""
         if self._secure is not None:
             self._secure.close()
         for line in tuple(self._lines.values()):
             line.drop()
+        while self._unsettled and self.reader:
+            self._unsettled.popleft().settle(self.reader)
         reader, self.reader = self.reader, None
         if reader:
             self._loop.remove_reader(self._descriptor)
@@ -103,7 +123,7 @@ class NativeLine:
         self.key = key
         self._wire = wire
         self._link = link
-        self._owner = owner
+        self._owner: Owner = owner
         self._call = wire.library.call
         self._scratch = wire.scratch
         self._looked = 0  # bytes
@@ -151,22 +171,47 @@ class NativeLine:
         elif found:
             self._owner.look()
 
-    def taken(self) -> Reads:
+    def taken(self) -> Taken:
         """See `Line`."""
         if not self._stream:
-            return Reads()
+            return NOTHING
         answer = Answer()
         self._call.bf_stream_take(self._stream, ctypes.byref(answer))
         self._looked = 0
-        return _copied(answer)
+        return self._wire.later(NativeTaken(answer, self._call))
 
     def drop(self) -> None:
         """See `Line`."""
         stream, self._stream = self._stream, None
         if stream:
+            self._owner = NOBODY
             self._call.bf_stream_drop(stream)
             self._wire.forget(self.key)
             self._link.close()
+
+
+class NativeTaken:
+    """See `Taken`. The memory is C's until it is settled, which copies it into Python's and gives C its own for the next answer."""
+
+    __slots__ = ("_answer", "_call", "_reads", "count", "last_ns", "size")
+
+    def __init__(self, answer: Answer, call: Any) -> None:
+        self._answer = answer
+        self._call = call
+        self._reads: Reads | None = None  # none: not settled
+        self.count = int(answer.reads)
+        self.size = int(answer.size)
+        self.last_ns = ctypes.c_int64.from_address(answer.times + 8 * (self.count - 1)).value if answer.times and self.count else 0
+
+    def reads(self) -> Reads:
+        """See `Taken`."""
+        return _copied(self._answer) if self._reads is None else self._reads
+
+    def settle(self, reader: int) -> None:
+        """Harmless when it is settled."""
+        if self._reads is None:
+            self._reads = _copied(self._answer)
+            self._call.bf_answer_give_back(reader, ctypes.byref(self._answer))
 
 
 def _copied(answer: Answer) -> Reads:
