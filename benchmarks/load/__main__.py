@@ -45,6 +45,7 @@ class Found:
     ttft_error_ms: dict[str, Mapping[str, float]] = field(default_factory=dict)
     tpot_error_ms: dict[str, Mapping[str, float]] = field(default_factory=dict)
     tok_s_error: dict[str, float] = field(default_factory=dict)
+    dispatch_ms: dict[str, float] = field(default_factory=dict)
     flags: dict[str, list[str]] = field(default_factory=dict)
     miscounted: int = 0
     counted: int = 0
@@ -94,6 +95,7 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
     costs: dict[str, list[float]] = {"ours": [], "c": []}
     errors: list[Errors] = []
     shares: dict[str, list[float]] = {"client_decode_s": [], "client_cpu_s": []}
+    delays_ms: list[float] = []
     for _ in range(repeats):
         with programs.truth(truth, folder, pace) as server:
             costs["c"].append(clients.floor(floor, server, load).us_per_token)
@@ -101,6 +103,7 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
             reply, measured, found.start_s = await ours.run(server, load)
         costs["ours"].append(reply.metrics["client_cpu_us_per_token"])
         errors.append(compare(measured, server.told))
+        delays_ms.append(1e3 * reply.metrics["dispatch_delay_s_p99"])
         for fact, values in shares.items():
             values.append(reply.facts[fact] / reply.duration_s)
         found.flags[name] = [*reply.facts["error_kinds"]]
@@ -111,6 +114,7 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
             found.missing.append(f"{name}: {error}")
     for client, values in costs.items():
         found.cpu_us_per_token[client][name] = statistics.median(values)
+    found.dispatch_ms[name] = statistics.median(delays_ms)
     found.decode_share[name], found.core_share[name] = (statistics.median(values) for values in shares.values())
     if pace != BURST:
         found.ttft_error_ms[name] = {share: statistics.median(one.ttft_ms[share] for one in errors) for share in ("p50", "p99")}
@@ -146,6 +150,7 @@ def rows(found: Found) -> list[Row]:
     for name in found.ttft_error_ms:
         told.append(Row(f"TTFT error p50 {name}", found.ttft_error_ms[name]["p50"], "ms", 0.3))
         told.append(Row(f"TTFT error p99 {name}", found.ttft_error_ms[name]["p99"], "ms", 1.0))
+        told.append(Row(f"dispatch delay p99 {name}", found.dispatch_ms[name], "ms"))
         told.append(Row(f"time per token error p99 {name}", found.tpot_error_ms[name]["p99"], "ms", 0.05))
         told.append(Row(f"tok/s error {name}", 100 * found.tok_s_error[name], "%", 0.2))
     told.append(Row(f"miscounted of {found.counted} requests", found.miscounted, "", 0.5))

@@ -152,7 +152,7 @@ class Ours:
 
 def _measured(rows: list[dict[str, int]], draw: Draw) -> Iterator[tuple[str, Measured]]:
     for row in rows:
-        yield salt(draw, row["request"]), Measured(row["intended_ns"], row["first_output_ns"], row["last_ns"], row["completion_tokens"])
+        yield salt(draw, row["request"]), Measured(row["sent_ns"], row["first_output_ns"], row["last_ns"], row["completion_tokens"])
 
 
 def _of_session(session: int) -> Iterator[psutil.Process]:

@@ -16,6 +16,7 @@ from fleet_protos.trial import Slo, Workload
 S = 1_000_000_000
 BEGAN = 77 * S
 ONE = Conditions(Workload("w", concurrency=1, output_tokens=11))
+ARRIVING = Conditions(Workload("w", rate_per_s=1.0, output_tokens=11))
 
 
 def made(number: int = 0, *, intended: float = 0, sent: float = 0, chunks: tuple[float, ...] = (1, 2, 3), tokens: int = 11) -> Request:
@@ -33,9 +34,10 @@ def changed(request: Request, **fields: object) -> Request:
     return replace(request, response=replace(request.response, **fields))  # type: ignore[arg-type]
 
 
-def test_latency_counts_from_the_intended_send_and_not_from_the_real_one() -> None:
-    summary = summarise([made(intended=0, sent=0.5)], ONE)
-    assert (summary.metrics["ttft_s_p50"], summary.metrics["e2e_s_p50"]) == (1, 3)
+@pytest.mark.parametrize(("conditions", "late_s"), [(ARRIVING, 0.0), (ONE, 0.5)])
+def test_latency_counts_from_the_arrival_at_an_open_loop_and_from_the_send_at_a_closed_one(conditions: Conditions, late_s: float) -> None:
+    summary = summarise([made(intended=0, sent=0.5)], conditions)
+    assert (summary.metrics["ttft_s_p50"], summary.metrics["e2e_s_p50"]) == (1 - late_s, 3 - late_s)
     assert summary.metrics["dispatch_delay_s_p99"] == summary.facts["dispatch_delay_p99_s"] == 0.5
 
 

@@ -51,6 +51,10 @@ def first_ns(request: Request) -> int:
     return request.response.first_output_ns
 
 
+def begun_ns(request: Request, conditions: Conditions) -> int:
+    return request.intended_ns if conditions.workload.is_open else max(request.sent_ns, request.intended_ns)
+
+
 def tpot_ns(request: Request) -> float:
     return (request.end_ns - first_ns(request)) / (tokens(request) - 1)
 
@@ -62,16 +66,17 @@ def worked_out(run: list[Request], conditions: Conditions) -> dict[str, float]:
     if not sum(map(tokens, good)) or not wall_ns:
         return {}
     samples = {
-        "ttft_s": [first_ns(request) - request.intended_ns for request in good if first_ns(request)],
+        "ttft_s": [first_ns(request) - begun_ns(request, conditions) for request in good if first_ns(request)],
         "tpot_s": [tpot_ns(request) for request in good if tokens(request) > 1 and first_ns(request)],
         "icl_s": [later - earlier for request in good for earlier, later in pairwise(request.response.chunk_ns)],
-        "e2e_s": [request.end_ns - request.intended_ns for request in good],
+        "e2e_s": [request.end_ns - begun_ns(request, conditions) for request in good],
     }
     to_s = conditions.time_scale / S
     found = {f"{name}_p{share}": percentile(ns, share / 100) * to_s for name, ns in samples.items() for share in (50, 99) if ns}
     if samples["tpot_s"]:
         found["tpot_s_mean"] = statistics.fmean(samples["tpot_s"]) * to_s
-    rates = [tokens(request) / (request.end_ns - request.intended_ns) for request in good if request.end_ns > request.intended_ns]
+    took = [(tokens(request), request.end_ns - begun_ns(request, conditions)) for request in good]
+    rates = [count / ns for count, ns in took if ns > 0]
     if rates:
         found["tok_s_per_user"] = statistics.fmean(rates) / to_s
     delays = [request.sent_ns - request.intended_ns for request in good if request.sent_ns]
@@ -79,13 +84,14 @@ def worked_out(run: list[Request], conditions: Conditions) -> dict[str, float]:
         "output_tok_s": sum(map(tokens, good)) / (wall_ns * to_s),
         "achieved_concurrency": sum(samples["e2e_s"]) / wall_ns,
         "dispatch_delay_s_p99": percentile(delays, 0.99) * to_s,
-        "goodput_ratio": sum(met(request, to_s) for request in good) / len(good),
+        "goodput_ratio": sum(met(request, conditions) for request in good) / len(good),
         "client_cpu_us_per_token": conditions.cpu_s * 1e6 / sum(map(tokens, good)),
     } | speculation(good) | cache(good, conditions)  # fmt: skip
 
 
-def met(request: Request, to_s: float) -> bool:
-    in_time = first_ns(request) > 0 and (first_ns(request) - request.intended_ns) * to_s <= SLO.ttft_p99_s
+def met(request: Request, conditions: Conditions) -> bool:
+    to_s = conditions.time_scale / S
+    in_time = first_ns(request) > 0 and (first_ns(request) - begun_ns(request, conditions)) * to_s <= SLO.ttft_p99_s
     return in_time and (tokens(request) <= 1 or tpot_ns(request) * to_s <= SLO.tpot_p99_s)
 
 

@@ -54,15 +54,21 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Requests as Arrow's batch of `columns.SCALARS`, and when each of them ended: its last byte, or its sending when nothing came back."""
+    """Requests as Arrow's batch of `columns.SCALARS`, and when each of them began and ended for its latency.
+
+    At an open loop it begins when it was due. At a closed loop nobody has set a time: it begins when it was sent, and what passed between
+    the answer before it and its sending is the client's dispatch delay and no latency of the server's.
+    """
 
     table: Any
-    end_ns: Any
+    begin_ns: Any
+    end_ns: Any  # its last byte, or its sending when nothing came back
 
     @staticmethod
-    def of(columns: Columns) -> _Rows:
+    def of(columns: Columns, *, is_open: bool) -> _Rows:
         table = tables.scalars(columns)
-        return _Rows(table, pc.max_element_wise(*(table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))))
+        last, sent, due = (table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))
+        return _Rows(table, due if is_open else pc.max_element_wise(sent, due), pc.max_element_wise(last, sent, due))
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -72,7 +78,10 @@ class _Rows:
 
     def where(self, mask: Any) -> _Rows:
         """Those for which it is true; no copy is made when that is all."""
-        return self if pc.all(mask, min_count=0).as_py() else _Rows(self.table.filter(mask), self.end_ns.filter(mask))
+        return self if pc.all(mask, min_count=0).as_py() else self._filtered(mask)
+
+    def _filtered(self, mask: Any) -> _Rows:
+        return _Rows(self.table.filter(mask), self.begin_ns.filter(mask), self.end_ns.filter(mask))
 
     def told(self, name: str) -> Any:
         """Counts, 0 where the server told none."""
@@ -80,12 +89,12 @@ class _Rows:
 
     @property
     def e2e_ns(self) -> Any:
-        return pc.subtract(self.end_ns, self["intended_ns"])
+        return pc.subtract(self.end_ns, self.begin_ns)
 
     @property
     def ttft_ns(self) -> Any:
         """Of rows with output; others have a negative one."""
-        return pc.subtract(self["first_output_ns"], self["intended_ns"])
+        return pc.subtract(self["first_output_ns"], self.begin_ns)
 
     @property
     def has_output(self) -> Any:
@@ -107,7 +116,7 @@ def summarise(columns: Columns, conditions: Conditions) -> Summary:
 
     Raises OSError when chunks that are in files cannot be read.
     """
-    rows = _Rows.of(columns)
+    rows = _Rows.of(columns, is_open=conditions.workload.is_open)
     good = rows.where(pc.equal(rows[_FAILED], 0))
     tokens = _sum(good.told("completion_tokens"))
     wall_s = (_most(rows.end_ns) - _least(rows["intended_ns"])) / 1e9
