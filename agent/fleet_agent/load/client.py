@@ -70,7 +70,9 @@ class Connection:
             self.abort()
             self._finish()
         else:
-            self._send(request if self._secure is None else self._secure.sealed(request))
+            data = request if self._secure is None else self._secure.sealed(request)
+            exchange.sent_ns = perf_counter_ns()
+            self._send(data)
         try:
             await done
         except asyncio.CancelledError:
