@@ -265,3 +265,15 @@ async def test_an_agent_killed_by_sigkill_leaves_no_process_and_no_folder(tmp_pa
     await parent.wait()
     await until(lambda: not members(int(session_id)))
     assert not os.path.exists(temporary)  # noqa: ASYNC240 - nothing else runs here
+
+
+async def test_what_a_killed_process_was_told_to_cancel_cancels_nothing_of_the_next(simulated: Running, tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"cancel-{number}").touch()
+    load = LoadProcess()
+    await load.start(tmp_path)
+    await load.wait_ready()
+    try:
+        assert (await load.warm(asked(simulated, requests=2))).requests_ok == 2
+    finally:
+        await load.stop()

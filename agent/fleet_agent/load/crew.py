@@ -14,6 +14,7 @@ from fleet_agent.load.body import Target
 from fleet_agent.load.ray_session import CORES
 from fleet_protos.errors import LoadFailed
 
+_CANCEL: Final = "cancel-"
 SHARE_FROM: Final = 16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
 
 
@@ -98,7 +99,13 @@ class NearCrew:
         return result
 
     def _cancel_path(self, number: int) -> Path:
-        return self._folder / f"cancel-{number}"
+        return self._folder / f"{_CANCEL}{number}"
+
+
+def forget_cancels(folder: Path) -> None:
+    """Those of a load process that was killed while it ended its runs: they would end runs of the same numbers."""
+    for left in folder.glob(f"{_CANCEL}*"):
+        left.unlink(missing_ok=True)
 
 
 def whole(results: Sequence[shard.ShardResult | BaseException], ray: Any) -> list[shard.ShardResult]:

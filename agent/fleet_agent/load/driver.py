@@ -26,7 +26,7 @@ from fleet_agent.load.cache import flush, template_tokens
 from fleet_agent.load.calibration import Calibration, Driven, with_use
 from fleet_agent.load.cluster import Files
 from fleet_agent.load.columns import Columns
-from fleet_agent.load.crew import Crew, Done, NearCrew, cause
+from fleet_agent.load.crew import Crew, Done, NearCrew, cause, forget_cancels
 from fleet_agent.load.far_crew import FarCrew
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
 from fleet_agent.load.native.library import library
@@ -268,6 +268,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for left in arguments.folder.glob(f"{_SPILL}*"):  # by a load process that was killed
         shutil.rmtree(left, ignore_errors=True)
+    forget_cancels(arguments.folder)
     orders, answers = os.dup(0), os.dup(1)  # what Ray and its children print must not reach the agent: they get other descriptors
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
