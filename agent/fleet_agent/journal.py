@@ -14,6 +14,7 @@ import os
 import uuid
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -90,6 +91,14 @@ class Journal:
             lock = file_of.locked(folder / "lock")
         except OSError as error:
             raise JournalFailed(f"{folder}: {error.strerror}", "choose another --state, or make this one writable") from error
+        with ExitStack() as unless_open:
+            unless_open.callback(os.close, lock)
+            journal = cls._of_folder(folder, lock, compact_above_bytes, remembered)
+            unless_open.pop_all()
+        return journal
+
+    @classmethod
+    def _of_folder(cls, folder: Path, lock: int, compact_above_bytes: int, remembered: int) -> Journal:
         try:
             path = folder / "events.jsonl"
             (folder / "events.jsonl.new").unlink(missing_ok=True)  # of a compaction that was interrupted: the old file is whole
@@ -99,11 +108,7 @@ class Journal:
             journal._load()
             journal.keep_reserve()
         except OSError as error:
-            os.close(lock)
             raise JournalFailed(f"{folder}: {error.strerror}", "look at the disk that holds it") from error
-        except BaseException:
-            os.close(lock)
-            raise
         return journal
 
     @property
@@ -245,7 +250,8 @@ class Journal:
             file_of.replace(self._path, header.encoded() + self._from(self._offset_after(base)) + acknowledged)
         except OSError as error:
             raise self._failure(error) from error
-        os.close(self._file)
+        replaced, self._file = self._file, -1  # a number that is closed may be another file's next
+        os.close(replaced)
         self._header, self._acknowledged = header, base
         self._offsets = array("Q")
         self._begun.clear()

@@ -12,11 +12,15 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleet_agent.allocator import settle_allocator
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode, FleetError
 from fleet_protos.plain import log_to_stderr, plain
+
+if TYPE_CHECKING:  # it takes a while to import, and `check` and `pending` need none of it
+    from fleet_agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +143,7 @@ async def _work(options: argparse.Namespace) -> None:
     log.info("stopped")
 
 
-async def _end_when_lonely(agent, linger_s: float, stopping: asyncio.Event) -> None:  # type: ignore[no-untyped-def]
+async def _end_when_lonely(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
     """A local agent whose controller was killed ends its trials, waits for another controller, then goes."""
     while not stopping.is_set():
         await asyncio.sleep(_LINGER_LOOK_S)

@@ -13,7 +13,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from fleet_protos.caller import line_of
@@ -211,12 +211,12 @@ class Outside(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         line = line_of(self.peer, self.certificate.owner if self.certificate else "")
         try:
-            await loop.sock_connect(line, str(self._door.inner))
-            await loop.create_unix_connection(lambda: Inside(self), sock=line)
-        except BaseException as error:
-            line.close()
-            if not isinstance(error, OSError):
-                raise
+            with ExitStack() as unless_made:
+                unless_made.callback(line.close)
+                await loop.sock_connect(line, str(self._door.inner))
+                await loop.create_unix_connection(lambda: Inside(self), sock=line)
+                unless_made.pop_all()
+        except OSError as error:
             log.error("cannot reach the server behind the door: %s", error)
             self.abort()
 

@@ -43,7 +43,7 @@ async def started(agent: Agent, running: asyncio.Future[None]) -> None:
         try:
             agent.start(SPEC)
             break
-        except Exception:  # noqa: BLE001 - it is starting
+        except Conflict:  # it is starting
             await asyncio.sleep(0.05)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -107,9 +108,9 @@ def named(load: LoadProcess, name: str) -> psutil.Process:
     return next(process for process in members(session(load)) if Path(process.cmdline()[0]).name.startswith(name))
 
 
-def asked(simulated: Running, **fields: object) -> LoadRequest:
+def asked(simulated: Running, **fields: Any) -> LoadRequest:
     request = LoadRequest(simulated.url, SINGLE, model="demo/model", time_scale=50, speculation=True, draft_steps=5, draft_tokens=6)
-    return replace(request, **fields)  # type: ignore[arg-type]
+    return replace(request, **fields)
 
 
 async def until(true: Callable[[], object], limit_s: float = 10) -> None:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -74,12 +75,13 @@ def test_a_certificate_with_two_roles_has_none() -> None:
 def _with_uris(*uris: str) -> bytes:
     """The DER of a certificate of the authority that carries them."""
     key = serialization.load_pem_private_key(AUTHORITY.key_pem, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
     names = [x509.UniformResourceIdentifier(uri) for uri in uris]
     signer = x509.load_pem_x509_certificate(AUTHORITY.certificate_pem)
     made = (
         x509.CertificateBuilder(signer.subject, signer.subject, signer.public_key(), 7, NOW, NOW + timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .sign(key, signer.signature_hash_algorithm)  # type: ignore[arg-type]
+        .sign(key, hashes.SHA256())
     )
     return made.public_bytes(serialization.Encoding.DER)
 

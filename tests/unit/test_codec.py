@@ -109,13 +109,13 @@ def test_a_whole_number_stays_an_integer_on_the_way() -> None:
     assert repr(back.args["nested"]) == "{'list': [1, 2.5]}"
 
 
-def values_of(kind: type) -> st.SearchStrategy:
+def values_of(kind: Any) -> st.SearchStrategy:
     """Any value of a kind, by its hints; absent parts as often as not."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "body"}
     return st.builds(kind, **{name: any_of(hint) for name, hint in hints.items()})
 
 
-def any_of(hint: object) -> st.SearchStrategy:
+def any_of(hint: Any) -> st.SearchStrategy:
     origin = get_origin(hint)
     if origin is tuple:
         return st.lists(any_of(get_args(hint)[0]), max_size=2).map(tuple)
@@ -123,10 +123,10 @@ def any_of(hint: object) -> st.SearchStrategy:
         value = get_args(hint)[1]
         return st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3)) if value is Any else any_of(value), max_size=2)
     if is_dataclass(hint):
-        return values_of(hint)  # type: ignore[arg-type]
-    if issubclass(hint, IntEnum):  # type: ignore[arg-type]
-        return st.sampled_from(hint)  # type: ignore[arg-type]
-    return {int: st.integers(0, 2**31 - 1), float: st.floats(allow_nan=False), str: texts, bool: st.booleans()}[hint]  # type: ignore[index]
+        return values_of(hint)
+    if issubclass(hint, IntEnum):
+        return st.sampled_from(hint)
+    return {int: st.integers(0, 2**31 - 1), float: st.floats(allow_nan=False), str: texts, bool: st.booleans()}[hint]
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ def summarise(requests: list[Request], conditions: Conditions) -> Summary:
     return summarise_columns(Columns.of(requests), conditions)
 
 
-def changed(request: Request, **fields: object) -> Request:
-    return replace(request, response=replace(request.response, **fields))  # type: ignore[arg-type]
+def changed(request: Request, **fields: Any) -> Request:
+    return replace(request, response=replace(request.response, **fields))
 
 
 @pytest.mark.parametrize(("conditions", "late_s"), [(ARRIVING, 0.0), (ONE, 0.5)])

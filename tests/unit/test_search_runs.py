@@ -150,7 +150,9 @@ async def test_an_attempt_that_a_restarted_agent_ends_keeps_what_its_runs_said(t
 
 
 async def test_a_client_that_cannot_drive_a_load_leaves_the_limit_open(tmp_path: Path) -> None:
-    late = lambda workload: replace(FACTS, dispatch_delay_p99_s=0.06 if workload.rate_per_s > 9 else 0.0)  # noqa: E731
+    def late(workload: Workload) -> RunFacts:
+        return replace(FACTS, dispatch_delay_p99_s=0.06 if workload.rate_per_s > 9 else 0.0)
+
     events, trial, _ = await searched(Capable(1000, late), tmp_path)
     runs = runs_of(events)
     assert [(run.searched.load, run.void) for run in runs[-4:]] == [(16.0, True)] * 3 + [(8.0, False)]
@@ -159,8 +161,7 @@ async def test_a_client_that_cannot_drive_a_load_leaves_the_limit_open(tmp_path:
 
 
 async def test_void_runs_that_are_not_the_clients_fail_the_trial_with_their_gate(tmp_path: Path) -> None:
-    short = lambda workload: replace(FACTS, finish_reasons={"stop": 1})  # noqa: E731
-    events, trial, _ = await searched(Capable(1000, short), tmp_path)
+    events, trial, _ = await searched(Capable(1000, lambda _: replace(FACTS, finish_reasons={"stop": 1})), tmp_path)
     assert (len(runs_of(events)), runs_of(events)[-1].searched.ended) == (3, "void_runs")
     assert trial.ending is not None
     assert (trial.ending.failure_class, "3 void runs in a row" in trial.ending.message) == ("short_output", True)

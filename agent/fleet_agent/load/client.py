@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Final
@@ -269,14 +269,14 @@ class Endpoint:
     async def _open(self) -> Connection:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             link = await self._link()
-            try:
+            with ExitStack() as unless_made:
+                unless_made.callback(link.close)
                 secure = None if self._tls is None else Secure(self._tls, self._host)
                 if secure is not None:
                     await secure.greet(link)
-                return Connection(self.wire, link, secure)
-            except BaseException:
-                link.close()
-                raise
+                connection = Connection(self.wire, link, secure)
+                unless_made.pop_all()
+            return connection
 
     async def _link(self) -> socket.socket:
         """A connected socket, to the first of the host's addresses that takes it. Raises OSError."""
@@ -286,16 +286,14 @@ class Endpoint:
             self._places = [(family, address) for family, _, _, _, address in found]
         trouble = OSError(f"{self._host} has no address")
         for family, address in self._places:
-            link = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            try:
+            with ExitStack() as unless_made:
+                link = unless_made.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await loop.sock_connect(link, address)
-            except OSError as error:
-                link.close()
-                trouble = error
-            except BaseException:
-                link.close()
-                raise
-            else:
+                try:
+                    await loop.sock_connect(link, address)
+                except OSError as error:
+                    trouble = error
+                    continue
+                unless_made.pop_all()
                 return link
         raise trouble

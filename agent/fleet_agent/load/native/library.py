@@ -140,9 +140,8 @@ def built(folder: Path) -> Path:
         sources = [str(here / name) for name in _SOURCES]
         subprocess.run([*program, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
         os.replace(fresh, target)  # whole, whoever else builds it at the same time
-    except BaseException:
+    finally:
         Path(fresh).unlink(missing_ok=True)
-        raise
     return target
 
 
