@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 
 from benchmarks.load.errors import Measured
-from benchmarks.load.programs import CLIENT_CORE, Missing, Pace, Truth, pinned, truth
+from benchmarks.load.loaded import SEED, measured
+from benchmarks.load.programs import CLIENT_CORE, Missing, Pace, Truth, client_core, load_process, pinned, truth
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.process import LoadProcess
-from fleet_agent.load.prompts import Draw, salt
 from fleet_agent.load.slots import first_due_ns
 from fleet_protos.trial import Workload
 
 RUST_LIMIT_S = 300
 LOOK_S = 0.01
-SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +143,8 @@ class Ours:
         await self._process.warm(LoadRequest(server.url, workload, SEED, requests=load.streams, sglang=False, flush=False, model="truth"))
         ordered_ns = time.perf_counter_ns()
         reply = await self._process.run(request)
-        rows = pq.read_table(path).to_pylist()
-        measured = dict(_measured(rows, Draw(workload.prompts, SEED, self._runs)))
-        return reply, measured, (min(row["sent_ns"] for row in rows) - ordered_ns) / 1e9
-
-
-def _measured(rows: list[dict[str, int]], draw: Draw) -> Iterator[tuple[str, Measured]]:
-    for row in rows:
-        yield salt(draw, row["request"]), Measured(row["sent_ns"], row["first_output_ns"], row["last_ns"], row["completion_tokens"])
+        found = measured(path, workload, self._runs)
+        return reply, found, (min(one.from_ns for one in found.values()) - ordered_ns) / 1e9
 
 
 def _of_session(session: int) -> Iterator[psutil.Process]:
@@ -166,16 +158,6 @@ def _of_session(session: int) -> Iterator[psutil.Process]:
 
 @asynccontextmanager
 async def ours(folder: Path) -> AsyncIterator[Ours]:
-    """Our client, ready, on its core; whoever else starts processes meanwhile starts them elsewhere."""
-    process, before = LoadProcess(), os.sched_getaffinity(0)
-    cores = sorted(before)
-    os.sched_setaffinity(0, {cores[CLIENT_CORE % len(cores)]})
-    try:
-        await process.start(folder)
-    finally:
-        os.sched_setaffinity(0, before)
-    try:
-        await process.wait_ready()
+    """Our client, ready, on its core."""
+    async with load_process(folder, client_core()) as process:
         yield Ours(process, folder)
-    finally:
-        await process.stop()

@@ -15,6 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks.load.errors import Measured
+from benchmarks.load.programs import load_process
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.process import LoadProcess
 from fleet_agent.load.prompts import Draw, salt
@@ -117,10 +118,10 @@ def _peak_mb(pid: int) -> float | None:
     return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), None)
 
 
-def measured(path: Path, workload: Workload, run: int, since: str = "intended_ns") -> Mapping[str, Measured]:
-    """Each request of a raw file by the salt before its prompt, as the truth server knows it; latencies count from the column `since`."""
+def measured(path: Path, workload: Workload, run: int) -> Mapping[str, Measured]:
+    """Each request of a closed loop's raw file by the salt before its prompt, as the truth server knows it."""
     draw, rows = Draw(workload.prompts, SEED, run), pq.read_table(path).to_pylist()
-    names = (since, "first_output_ns", "last_ns", "completion_tokens")
+    names = ("sent_ns", "first_output_ns", "last_ns", "completion_tokens")
     return {salt(draw, row["request"]): Measured(*(row[name] for name in names)) for row in rows}
 
 
@@ -131,15 +132,6 @@ def child(name: str) -> psutil.Process:
 
 @asynccontextmanager
 async def loaded(folder: Path, cores: frozenset[int]) -> AsyncIterator[Loaded]:
-    """The load process, ready, on those cores; whoever else starts processes meanwhile starts them elsewhere."""
-    process, before = LoadProcess(), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        await process.start(folder)
-    finally:
-        os.sched_setaffinity(0, before)
-    try:
-        await process.wait_ready()
+    """The load process, ready, on those cores."""
+    async with load_process(folder, cores) as process:
         yield Loaded(process, folder)
-    finally:
-        await process.stop()

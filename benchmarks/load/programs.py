@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fleet_agent.load.process import LoadProcess
 
 HERE = Path(__file__).parent
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -95,3 +97,25 @@ def _told(record: Path) -> Iterator[tuple[str, Told]]:
         key = key if key not in seen else f"{key}#{number}"
         seen.add(key)
         yield key, Told(int(received), int(tokens), tuple(map(int, sent)))
+
+
+@asynccontextmanager
+async def load_process(folder: Path, cores: frozenset[int]) -> AsyncIterator[LoadProcess]:
+    """An agent's load process, ready, on those cores; whoever else starts processes meanwhile starts them elsewhere."""
+    process, before = LoadProcess(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        await process.start(folder)
+    finally:
+        os.sched_setaffinity(0, before)
+    try:
+        await process.wait_ready()
+        yield process
+    finally:
+        await process.stop()
+
+
+def client_core() -> frozenset[int]:
+    """The one of clients."""
+    cores = sorted(os.sched_getaffinity(0))
+    return frozenset({cores[CLIENT_CORE % len(cores)]})

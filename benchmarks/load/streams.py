@@ -77,7 +77,7 @@ async def measure(folder: Path, streams: int) -> Found:
                 reply, raw, run = await client.run(server.url, workload, raw=True)
         peaks = client.shard_peaks_mb()
     rows = pq.read_table(raw, columns=["sent_ns", "last_ns"]).to_pydict()
-    found = errors.compare(measured(raw, workload, run, since="sent_ns"), server.told)
+    found = errors.compare(measured(raw, workload, run), server.told)
     used, ours = watch.cores(reply.started_unix_ns, reply.duration_s), float(reply.facts["client_cpu_s"]) / reply.duration_s
     return Found(
         streams=streams, open_at_once=most_open(rows["sent_ns"], rows["last_ns"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from benchmarks.load.programs import CLIENT_CORE
+from benchmarks.load.programs import client_core, load_process
 from benchmarks.side_by_side.figures import RATE, Figures, Times, figures
 from benchmarks.side_by_side.servers import Load, Server
 from benchmarks.side_by_side.theirs import arrivals_s
@@ -74,16 +73,6 @@ def _by_ours(reply: LoadReply, counted: Figures) -> Figures:
 
 @asynccontextmanager
 async def client(folder: Path) -> AsyncIterator[Client]:
-    """Ours, ready, on the core of clients; whoever else starts processes meanwhile starts them elsewhere."""
-    process, before = LoadProcess(), os.sched_getaffinity(0)
-    cores = sorted(before)
-    os.sched_setaffinity(0, {cores[CLIENT_CORE % len(cores)]})
-    try:
-        await process.start(folder)
-    finally:
-        os.sched_setaffinity(0, before)
-    try:
-        await process.wait_ready()
+    """Ours, ready, on the core of clients."""
+    async with load_process(folder, client_core()) as process:
         yield Client(process, folder)
-    finally:
-        await process.stop()

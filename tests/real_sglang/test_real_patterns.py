@@ -9,11 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fleet_agent.load.process import LoadProcess
 from fleet_protos import events as ev
 from fleet_protos.attachment import Trace, pack
-from fleet_protos.trial import AttachedFile, Lengths, Measure, Outcome, Part, SharedPrefix, TrialSpec, Workload
-from tests.real_sglang.trials import Told, example, run_trial
+from fleet_protos.trial import AttachedFile, Lengths, Measure, Outcome, Part, SharedPrefix, Workload
+from tests.real_sglang.trials import example, run_with_load
 
 pytestmark = pytest.mark.real_sglang
 
@@ -33,20 +32,10 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-async def trial(spec: TrialSpec, folder: Path) -> Told:
-    load = LoadProcess()
-    await load.start(folder / "load")
-    await load.wait_ready()
-    try:
-        return await run_trial(spec, folder, load=load)
-    finally:
-        await load.stop()
-
-
 def test_a_real_server_is_asked_what_the_patterns_say(tmp_path: Path) -> None:
     measure = Measure(runs_min=1, runs_max=1, precision=0.5, warmup_requests=1)
     spec = replace(example(), trial_id="patterns", workloads=WORKLOADS, measure=measure, files=(FILE,))
-    told = asyncio.run(trial(spec, tmp_path))
+    told = asyncio.run(run_with_load(spec, tmp_path))
     assert told.one(ev.TrialOver).outcome is Outcome.OK, told.one(ev.TrialOver).message
     runs = {body.run.workload: body.run for body in told.bodies if isinstance(body, ev.RunFinished)}
     assert set(runs) == {workload.name for workload in WORKLOADS}

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.load.process import LoadProcess
 from fleet_protos import events as ev
 from fleet_protos.search import CONCURRENCY, Search
-from fleet_protos.trial import Measure, Outcome, Slo, TrialSpec, Workload
-from tests.real_sglang.trials import Told, example, run_trial
+from fleet_protos.trial import Measure, Outcome, Slo, Workload
+from tests.real_sglang.trials import example, run_with_load
 
 pytestmark = pytest.mark.real_sglang
 
@@ -23,21 +22,11 @@ USERS = Workload(
 )  # fmt: skip
 
 
-async def trial(spec: TrialSpec, folder: Path) -> Told:
-    load = LoadProcess()
-    await load.start(folder / "load")
-    await load.wait_ready()
-    try:
-        return await run_trial(spec, folder, load=load)
-    finally:
-        await load.stop()
-
-
 def test_a_real_server_of_two_slots_meets_a_limit_on_the_first_token_with_two_users(tmp_path: Path) -> None:
     spec = example()
     engine = replace(spec.engine, args={**spec.engine.args, "max_running_requests": SLOTS})
     measure = Measure(runs_min=1, runs_max=1, warmup_requests=2)
-    told = asyncio.run(trial(replace(spec, trial_id="search", engine=engine, workloads=(USERS,), measure=measure), tmp_path))
+    told = asyncio.run(run_with_load(replace(spec, trial_id="search", engine=engine, workloads=(USERS,), measure=measure), tmp_path))
     over = told.one(ev.TrialOver)
     runs = [body.run for body in told.bodies if isinstance(body, ev.RunFinished)]
     said = [(run.searched.load, run.searched.met, run.metrics.get("ttft_s_p99"), run.metrics.get("e2e_s_p50")) for run in runs]

@@ -97,6 +97,17 @@ async def run_trial(spec: TrialSpec, folder: Path, meddle: Meddle | None = None,
     return told
 
 
+async def run_with_load(spec: TrialSpec, folder: Path) -> Told:
+    """As `run_trial`, with a load process that is ready before."""
+    load = LoadProcess()
+    await load.start(folder / "load")
+    await load.wait_ready()
+    try:
+        return await run_trial(spec, folder, load=load)
+    finally:
+        await load.stop()
+
+
 def with_args(spec: TrialSpec, name: str, **args: object) -> TrialSpec:
     """The trial of that name, with these arguments of the server changed; None takes one away."""
     kept = {key: value for key, value in {**spec.engine.args, **args}.items() if value is not None}
