@@ -191,7 +191,7 @@ def check_shm(gpus: int) -> tuple[Finding, ...]:
 def check_compiler() -> Iterator[Finding]:
     """What the load does without."""
     if not compiler():
-        told = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes about four times the processor"
+        told = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes more of the processor"
         yield Finding("no_compiler", told, "install gcc, or name a compiler in the agent's variable CC")
 
 

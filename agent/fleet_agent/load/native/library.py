@@ -109,7 +109,7 @@ def _loaded(folder: Path) -> Library | None:
     try:
         return Library(built(folder))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        log.warning("answers are read in Python, which takes about four times the processor: %s", _told(error))
+        log.warning("answers are read in Python, which takes more of the processor: %s", _told(error))
         return None
 
 
