@@ -6,7 +6,8 @@
 
        KEY RECEIVED_NS TOKENS EVENTS FIRST_NS ... LAST_NS
 
-   KEY is the twelve characters in front of the prompt (the salt), times are CLOCK_MONOTONIC in the moment before send(2).
+   KEY is the twelve characters in front of the prompt (the salt), times are CLOCK_MONOTONIC: of a request when the kernel received its last
+   bytes, since what then waits for this program waits in the server; of an event the moment before send(2).
 
    cc -O2 -Wall -o truth truth.c
    truth --port 0 --ttft-us 50000 --token-us 5000 [--chunk 1] [--empty-every 0] [--record FILE]     prints "port N" when it listens */
@@ -44,7 +45,7 @@ typedef struct connection {
     bool busy, broken, waits_to_write, with_usage, dated;
     enum api api;
     int tokens, told;
-    int64_t due_ns;
+    int64_t arrived_ns, due_ns;
     record *record;
     struct connection *next_ready;
 } connection;
@@ -264,7 +265,7 @@ static void serve(connection *one) {
         char *length = strcasestr(one->in, "\r\ncontent-length:");
         if (length && length < end) content = strtoul(length + 17, NULL, 10);
         if (one->in_length < head + content) return;
-        int64_t received_ns = now_ns();
+        int64_t received_ns = one->arrived_ns;
         char kept = one->in[head + content], method[8] = "", path[256] = "";
         one->in[head + content] = 0;
         sscanf(one->in, "%7s %255s", method, path);
@@ -283,10 +284,28 @@ static void serve(connection *one) {
     }
 }
 
+/* As recv(2), and when the kernel had it. */
+static ssize_t receive_some(connection *one, char *into, size_t room) {
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(struct timespec))];
+    struct iovec place = {.iov_base = into, .iov_len = room};
+    struct msghdr said = {.msg_iov = &place, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t came = recvmsg(one->descriptor, &said, 0);
+    if (came <= 0) return came;
+    one->arrived_ns = now_ns();
+    struct cmsghdr *header = CMSG_FIRSTHDR(&said);
+    if (header && header->cmsg_type == SCM_TIMESTAMPNS) {
+        struct timespec stamp, wall;
+        memcpy(&stamp, CMSG_DATA(header), sizeof stamp);
+        clock_gettime(CLOCK_REALTIME, &wall);
+        one->arrived_ns -= (wall.tv_sec - stamp.tv_sec) * 1000000000LL + wall.tv_nsec - stamp.tv_nsec;
+    }
+    return came;
+}
+
 static void receive(connection *one) {
     for (;;) {
         one->in = grown(one->in, one->in_length + 16384, &one->in_room, 1);
-        ssize_t came = recv(one->descriptor, one->in + one->in_length, one->in_room - one->in_length - 1, 0);
+        ssize_t came = receive_some(one, one->in + one->in_length, one->in_room - one->in_length - 1);
         if (came < 0 && errno == EAGAIN) break;
         if (came <= 0) { drop(one); return; }
         one->in_length += (size_t)came;
@@ -370,6 +389,7 @@ int main(int count, char **arguments) {
     signal(SIGINT, end);
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), yes = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    setsockopt(listener, SOL_SOCKET, SO_TIMESTAMPNS, &yes, sizeof yes); /* what it accepts inherits that */
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     if (bind(listener, (void *)&address, sizeof address) || listen(listener, 16384) || getsockname(listener, (void *)&address, &length)) {

@@ -135,7 +135,7 @@ def test_the_c_parts_touch_nothing_that_is_not_theirs(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["thread", "address"])
 def test_the_reader_and_the_loop_may_do_anything_at_the_same_time(kind: str, tmp_path: Path) -> None:
     need_compiler()
-    program, sources = tmp_path / "race", [ROOT / "tests/fakes/reader_race.c", NATIVE / "reader.c"]
+    program, sources = tmp_path / "race", [ROOT / "tests/fakes/reader_race.c", NATIVE / "reader.c", NATIVE / "stream.c"]
     flags = ["-g", "-O1", "-fno-sanitize-recover=all", f"-fsanitize={kind}", "-pthread", f"-I{NATIVE}"]
     subprocess.run(["cc", *flags, "-o", str(program), *map(str, sources)], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=240)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -94,12 +94,20 @@ async def _measured(users: _Users) -> Capacity | None:
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(users.server.serve())
         await users.endpoint.connect(STREAMS)
-        await users.cpu_s(short, STREAMS)  # so that what is measured is no first time
-        request_s = await users.best_cpu_s(short, SHORT_REQUESTS) / SHORT_REQUESTS
-        event_s = await users.best_cpu_s(long, STREAMS) / (STREAMS * EVENTS)
+        await users.drive(short, STREAMS)  # so that what is measured is no first time
+        request_s = await users.best(short, SHORT_REQUESTS, lambda cost: cost.cpu_s / SHORT_REQUESTS)
+        read_s = await users.best(long, STREAMS, lambda cost: cost.cpu_s / max(1, cost.reads))
         serving.cancel()
-    is_known = not users.failed and request_s > 0 and event_s > 0  # a clock of CPU time may be too coarse
-    return Capacity(1 / event_s, 1 / request_s) if is_known else None
+    is_known = not users.failed and request_s > 0 and read_s > 0  # a clock of CPU time may be too coarse
+    return Capacity(1 / read_s, 1 / request_s) if is_known else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Of a round: seconds of a core that the client took, and how often it read."""
+
+    cpu_s: float
+    reads: int
 
 
 @dataclass(slots=True)
@@ -110,24 +118,25 @@ class _Users:
     endpoint: Endpoint
     limit_s: float
     failed: bool = False  # one had no answer: nothing more is sent
+    reads: int = 0
 
-    async def best_cpu_s(self, request: bytes, count: int) -> float:
-        """The least CPU seconds of some rounds."""
+    async def best(self, request: bytes, count: int, unit_s: Callable[[_Cost], float]) -> float:
+        """The least that some rounds took, by `unit_s`."""
         until_s = time.monotonic() + ROUNDS_LIMIT_S
-        best_s = await self.cpu_s(request, count)
+        best_s = unit_s(await self.drive(request, count))
         for _ in range(ROUNDS - 1):
             if time.monotonic() < until_s and not self.failed:
-                best_s = min(best_s, await self.cpu_s(request, count))
+                best_s = min(best_s, unit_s(await self.drive(request, count)))
         return best_s
 
-    async def cpu_s(self, request: bytes, count: int) -> float:
-        """CPU seconds of the client for `count` requests."""
+    async def drive(self, request: bytes, count: int) -> _Cost:
+        """A round of `count` requests."""
         numbers = iter(range(count))
-        before_s = self._used_s()
+        before_s, reads = self._used_s(), self.reads
         async with asyncio.TaskGroup() as group:
             for _ in range(min(STREAMS, count)):
                 group.create_task(self._send(request, numbers))
-        return self._used_s() - before_s
+        return _Cost(self._used_s() - before_s, self.reads - reads)
 
     def _used_s(self) -> float:
         return time.thread_time() + self.endpoint.wire.cpu_s - self.server.cpu_s
@@ -137,6 +146,7 @@ class _Users:
             if self.failed:
                 return
             exchange = await self.endpoint.exchange(request, self.limit_s)
+            self.reads += exchange.taken.count
             self.failed = self.failed or bool(exchange.failure or exchange.closed)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 _HEAD_LIMIT: Final = 64 * 1024
 _LINE_LIMIT: Final = 4096
+SWITCHED: Final = 101
 
 HEAD: Final = "head"
 CHUNKED: Final = "chunked"
@@ -91,34 +93,15 @@ class Framing:
             if len(self._rest) > _HEAD_LIMIT:
                 self._break("no end of the HTTP headers in 64 KiB")
             return b""
-        lines, rest = self._rest[:end].split(b"\r\n"), self._rest[end + 4 :]
+        head, rest = _head(self._rest[:end]), self._rest[end + 4 :]
         self._rest = b""
-        parts = lines[0].split(b" ", 2)
-        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not (parts[1].isdigit() and len(parts[1]) == 3):
-            self._break("not an HTTP/1.1 answer")
+        self.status, self.state, self.keep_alive, self._left = head.status, head.state, head.keep_alive, head.left
+        if head.problem:
+            self._break(head.problem)
             return b""
-        self.status = int(parts[1])
-        if self.status < 200:  # an interim answer: the real one follows
-            return self._read_head(rest) if self.status != 101 else b""
-        self._choose_body(_headers(lines[1:]), parts[0])
-        return rest if self.state != BROKEN else b""
-
-    def _choose_body(self, headers: dict[bytes, bytes], version: bytes) -> None:
-        connection = headers.get(b"connection", b"").lower()
-        self.keep_alive = connection == b"keep-alive" if version == b"HTTP/1.0" else b"close" not in connection
-        if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
-            self.state = CHUNKED
-        elif b"content-length" in headers:
-            length = headers[b"content-length"]
-            if not length.isdigit() or len(length) > 15:
-                self._break("content-length is not a number")
-                return
-            self._left = int(length)
-            self.state = LENGTH if self._left else ENDED
-        elif self.status in (204, 304):
-            self.state = ENDED
-        else:
-            self.state, self.keep_alive = UNTIL_CLOSE, False
+        if self.state == HEAD and self.status != SWITCHED:  # an interim answer: the real one follows
+            return self._read_head(rest)
+        return rest if self.state != HEAD else b""
 
     def _read_length(self, data: bytes) -> list[bytes]:
         content = data[: self._left]
@@ -218,6 +201,34 @@ class Ending:
         return GOES_ON
 
 
-def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
-    pairs = (line.partition(b":") for line in lines)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+class _Head(NamedTuple):
+    """What a head says: how its answer ends (HEAD: another head follows), or what is wrong with it."""
+
+    status: int = 0
+    state: str = HEAD
+    keep_alive: bool = True
+    left: int = 0  # bytes of content, where it says how many
+    problem: str = ""
+
+
+@lru_cache(32)  # a server's heads are alike, but for the second they name
+def _head(head: bytes) -> _Head:
+    lines = head.split(b"\r\n")
+    parts = lines[0].split(b" ", 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not (parts[1].isdigit() and len(parts[1]) == 3):
+        return _Head(problem="not an HTTP/1.1 answer")
+    status = int(parts[1])
+    if status < 200:
+        return _Head(status)
+    pairs = (line.partition(b":") for line in lines[1:])
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    connection = headers.get(b"connection", b"").lower()
+    keep_alive = connection == b"keep-alive" if parts[0] == b"HTTP/1.0" else b"close" not in connection
+    if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
+        return _Head(status, CHUNKED, keep_alive)
+    length = headers.get(b"content-length")
+    if length is not None:
+        if not length.isdigit() or len(length) > 15:
+            return _Head(status, problem="content-length is not a number")
+        return _Head(status, LENGTH if int(length) else ENDED, keep_alive, int(length))
+    return _Head(status, ENDED, keep_alive) if status in (204, 304) else _Head(status, UNTIL_CLOSE, keep_alive=False)

@@ -152,8 +152,9 @@ class NativeLine:
 
     def fresh(self) -> bytes:
         """See `Line`."""
-        parts = []
-        while self._stream and (many := self._call.bf_stream_peek(self._stream, self._looked, self._scratch, _PEEK_BYTES)):
+        parts, many = [], _PEEK_BYTES
+        while self._stream and many == _PEEK_BYTES:
+            many = self._call.bf_stream_peek(self._stream, self._looked, self._scratch, _PEEK_BYTES)
             parts.append(ctypes.string_at(self._scratch, many))
             self._looked += many
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,76 @@
+/* Leads one connection through reader.c by single steps, without a second thread: which of its two sets tells of the connection when. Prints
+   what was wrong, and nothing when all was right. */
+#define _GNU_SOURCE
+#include "parts.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { MOST = 100000 };
+
+static int wrong;
+
+static void expect(int is_so, const char *what) {
+    if (!is_so) {
+        wrong = 1;
+        printf("%s\n", what);
+    }
+}
+
+/* The server writes, and the reader takes what there is. */
+static void comes(reader *of, int far, const char *text) {
+    if (*text && write(far, text, strlen(text)) < 0) perror("write");
+    bf_reader_stop(of);
+    bf_reader_run(of);
+}
+
+static int news_of(reader *of) {
+    news told[4];
+    int what = 0, many = bf_reader_news(of, told, 4);
+    for (int each = 0; each < many; each++) what |= told[each].what;
+    return what;
+}
+
+int main(void) {
+    int pair[2];
+    answer taken;
+    reader *of = bf_reader_new();
+    if (!of || socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair)) return 3;
+    stream *one = bf_stream_add(of, pair[0], 1);
+    for (int turn = 0; turn < 2; turn++) {
+        expect(!bf_stream_expect(one, 0, MOST) && !one->is_calm, "an answer is awaited in the urgent set");
+        comes(of, pair[1], "5\r\nhello\r\n");
+        expect(news_of(of) == BF_LOOK && !bf_stream_watch(one, 0), "the first read is news, then the end is awaited");
+        expect(!one->is_calm, "with its first chunk alone it stays urgent");
+        comes(of, pair[1], "5\r\nhello\r\n");
+        expect(one->is_calm && of->calm_streams == 1, "from its second chunk on it is calm");
+        comes(of, pair[1], "5\r\nhello\r\n");
+        expect(one->size == 30 && one->reads == 3 && !news_of(of), "what the calm set tells of is read, and no news");
+        comes(of, pair[1], "0\r\n\r\n");
+        expect(news_of(of) == BF_END, "its end is news");
+        expect(!one->is_calm && of->calm_streams == 0, "after its end it is urgent again");
+        bf_stream_take(one, &taken);
+        bf_answer_give_back(of, &taken);
+    }
+    bf_stream_expect(one, 0, MOST);
+    comes(of, pair[1], "5\r\nhello\r\n5\r\nhello\r\n");
+    expect(news_of(of) == BF_LOOK && !bf_stream_watch(one, 0) && one->is_calm, "two chunks in one read are enough");
+    close(pair[1]);
+    comes(of, pair[1], "");
+    expect(news_of(of) == BF_CLOSED && of->calm_streams == 0, "a server that goes is news, and no set tells of it");
+    bf_stream_watch(one, 0);
+    expect(!one->is_calm && of->calm_streams == 0, "nor afterwards");
+    bf_stream_drop(one);
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, &pair[0])) return 3;
+    stream *other = bf_stream_add(of, pair[0], 2);
+    bf_stream_expect(other, 0, MOST);
+    comes(of, pair[1], "5\r\nhello\r\n5\r\nhello\r\n");
+    bf_stream_watch(other, 0);
+    expect(of->calm_streams == 1, "it flows");
+    bf_stream_drop(other);
+    expect(of->calm_streams == 0, "one that is dropped in full flow is in no set");
+    bf_reader_free(of);
+    return wrong;
+}
