@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST = 100000 };
+enum { MOST = 100000, HELLO = 10 };
 
 static int wrong;
 
@@ -26,6 +26,12 @@ static void comes(reader *of, int far, const char *text) {
     bf_reader_run(of);
 }
 
+static void hellos_come(reader *of, int far, int many) {
+    char text[FLOWS * HELLO + 1] = "";
+    while (many-- > 0) strcat(text, "5\r\nhello\r\n");
+    comes(of, far, text);
+}
+
 static int news_of(reader *of) {
     news told[4];
     int what = 0, many = bf_reader_news(of, told, 4);
@@ -39,24 +45,28 @@ int main(void) {
     reader *of = bf_reader_new();
     if (!of || socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair)) return 3;
     stream *one = bf_stream_add(of, pair[0], 1);
+    of->paced_ns = INT64_MAX; /* no look at the pace */
     for (int turn = 0; turn < 2; turn++) {
         expect(!bf_stream_expect(one, 0, MOST) && !one->is_calm, "an answer is awaited in the urgent set");
-        comes(of, pair[1], "5\r\nhello\r\n");
+        hellos_come(of, pair[1], 1);
         expect(news_of(of) == BF_LOOK && !bf_stream_watch(one, 0), "the first read is news, then the end is awaited");
-        expect(!one->is_calm, "with its first chunk alone it stays urgent");
-        comes(of, pair[1], "5\r\nhello\r\n");
-        expect(one->is_calm && of->calm_streams == 1, "from its second chunk on it is calm");
-        comes(of, pair[1], "5\r\nhello\r\n");
-        expect(one->size == 30 && one->reads == 3 && !news_of(of), "what the calm set tells of is read, and no news");
+        hellos_come(of, pair[1], FLOWS - 2);
+        expect(!one->is_calm, "with its first chunks alone it stays urgent");
+        hellos_come(of, pair[1], 1);
+        expect(one->is_calm && of->calm_streams == 1 && of->chunks == 0, "in full flow it is calm");
+        hellos_come(of, pair[1], 2);
+        expect(one->size == (FLOWS + 2) * HELLO && one->reads == 4 && !news_of(of), "what the calm set tells of is read, and no news");
+        expect(of->chunks == 2, "and counts for its pace");
         comes(of, pair[1], "0\r\n\r\n");
         expect(news_of(of) == BF_END, "its end is news");
         expect(!one->is_calm && of->calm_streams == 0, "after its end it is urgent again");
         bf_stream_take(one, &taken);
         bf_answer_give_back(of, &taken);
+        of->chunks = 0;
     }
     bf_stream_expect(one, 0, MOST);
-    comes(of, pair[1], "5\r\nhello\r\n5\r\nhello\r\n");
-    expect(news_of(of) == BF_LOOK && !bf_stream_watch(one, 0) && one->is_calm, "two chunks in one read are enough");
+    hellos_come(of, pair[1], FLOWS);
+    expect(news_of(of) == BF_LOOK && !bf_stream_watch(one, 0) && one->is_calm, "enough chunks in one read are enough");
     close(pair[1]);
     comes(of, pair[1], "");
     expect(news_of(of) == BF_CLOSED && of->calm_streams == 0, "a server that goes is news, and no set tells of it");
@@ -66,7 +76,7 @@ int main(void) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, &pair[0])) return 3;
     stream *other = bf_stream_add(of, pair[0], 2);
     bf_stream_expect(other, 0, MOST);
-    comes(of, pair[1], "5\r\nhello\r\n5\r\nhello\r\n");
+    hellos_come(of, pair[1], FLOWS);
     bf_stream_watch(other, 0);
     expect(of->calm_streams == 1, "it flows");
     bf_stream_drop(other);

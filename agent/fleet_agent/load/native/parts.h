@@ -11,6 +11,7 @@
 #pragma GCC visibility push(hidden)
 
 enum { ROOM = 1 << 16, SPARES = 256 };
+enum { FLOWS = 8 }; /* an answer of so many chunks is in full flow: those of one token have fewer, and their end is what others wait for */
 enum { WANTED = EPOLLIN | EPOLLRDHUP | EPOLLET };
 enum { IDLE, LOOKED_AT, WATCHED }; /* how a stream's reads are taken: nobody asked for them; each is news; only the end is */
 enum { EMPTY, SHORT, FULL, OVER };     /* what a read found: nothing, less than there was room for, as much; the stream's end */
@@ -41,7 +42,7 @@ struct reader {
     int is_stopped, has_calm_news, gathers; /* the reader's thread's own */
     stream *first_told, *last_told, *dropped;
     int64_t seen_ns, apart_ns; /* when the offset of the clocks was taken, and the offset */
-    uint64_t calm_streams, chunks; /* in the calm set; of all streams since the last look at the pace */
+    uint64_t calm_streams, chunks; /* in the calm set, and what has come there since the last look at the pace */
     int64_t paced_ns, gather_ns;   /* the last look at the pace, and what it said */
     int runs;
     clockid_t clock;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { LINE_LIMIT = 4096, FRESH_NS = 1000000, BEGUN = 2 };
+enum { LINE_LIMIT = 4096, FRESH_NS = 1000000 };
 
 int64_t bf_arrival_ns(int64_t stamp_ns, int64_t apart_ns, int64_t after_ns, int64_t at_ns) {
     int64_t arrived_ns = stamp_ns - apart_ns;
@@ -36,7 +36,7 @@ static int walk(stream *one) {
             return behind == 4 && memcmp(end, "\r\n\r\n", 4) == 0 ? BF_END : BF_LOOK;
         }
         one->chunks++;
-        one->of->chunks++;
+        one->of->chunks += (uint64_t)one->is_calm;
         one->next += (size_t)(end - line) + 2 + (size_t)length + 2;
     }
     return 0;
@@ -75,10 +75,10 @@ void leave(stream *one) {
     one->is_calm = 0;
 }
 
-/* Into the set that it belongs to now: its reads may gather once its first chunks have come, and until its end. */
+/* Into the set that it belongs to now: its reads may gather once it is in full flow, and until its end. */
 static void place(stream *one) {
     reader *of = one->of;
-    int is_calm = one->mode == WATCHED && one->chunks >= BEGUN;
+    int is_calm = one->mode == WATCHED && one->chunks >= FLOWS;
     struct epoll_event wanted = {.events = WANTED, .data.ptr = one};
     if (is_calm == one->is_calm || one->is_over || one->descriptor < 0) return;
     if (epoll_ctl(is_calm ? of->calm : of->urgent, EPOLL_CTL_ADD, one->descriptor, &wanted)) return; /* it stays where it is heard */
