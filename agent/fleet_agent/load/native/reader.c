@@ -6,7 +6,7 @@
 
    A wake-up costs more than a read. Since the kernel has written down when everything arrived, streams in full flow are not met at each of
    their chunks: for `gather_ns` their reads gather, and the thread wakes once for all of them. The first chunks of an answer, and what is
-   not streamed, are read at once. */
+   not streamed, are read at once (decision 0019). */
 #define _GNU_SOURCE
 #include "parts.h"
 
