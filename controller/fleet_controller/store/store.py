@@ -152,8 +152,9 @@ class Store:
         """The same with specs that name trial, job, variant, host and block only: enough for a list, and much faster to read."""
         columns = (t.trials.c.trial_id, t.trials.c.job_id, t.trials.c.variant, t.trials.c.host, t.trials.c.block)
         with self._reading() as connection:
-            rows = connection.execute(select(*columns).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)).mappings()
-            return _with_attempts(connection, job_id, (TrialSpec(**row) for row in rows))
+            rows = connection.execute(select(*columns).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position))
+            names = tuple(rows.keys())
+            return _with_attempts(connection, job_id, (TrialSpec(**dict(zip(names, row, strict=True))) for row in rows))
 
     def find_trial(self, trial_id: str) -> Trial:
         """One trial with its attempts, of all its nodes together, or a node by its own id. Raises NotFound when there is none."""
