@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,8 @@ from hypothesis import strategies as st
 
 from fleet_agent.load import framing
 from fleet_agent.load.alike import Alike
-from fleet_agent.load.native.library import FOLDER_VARIABLE, Library, built, library
-from fleet_agent.load.native.wire import NativeWire
+from fleet_agent.load.native.library import FOLDER_VARIABLE, Answer, Library, built, library
+from fleet_agent.load.native.wire import NativeTaken, NativeWire
 from fleet_agent.load.reads import Reads
 from tests.fakes import streams
 from tests.fakes.native import FOLDER, need_compiler
@@ -204,6 +205,21 @@ def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collecte
     finally:
         gc.enable()
     assert kept < 250, f"{kept} objects, of 500 runs"
+
+
+def test_under_a_flood_of_answers_few_wait_to_be_copied() -> None:
+    async def left() -> int:
+        wire, until = NativeWire(in_c()), time.monotonic() + 0.5
+        while time.monotonic() < until:
+            for _ in range(64):
+                wire.later(NativeTaken(Answer(), wire))
+            await asyncio.sleep(0)
+        found = wire.unsettled
+        wire.close()
+        assert wire.unsettled == 0
+        return found
+
+    assert 0 < asyncio.run(left()) <= 64 * 10
 
 
 def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:

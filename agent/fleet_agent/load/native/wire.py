@@ -10,7 +10,7 @@ import threading
 from array import array
 from collections import deque
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from fleet_agent.load.native.library import BROKEN, CLOSED, END, LOOK, Answer, Library, News, library
 from fleet_agent.load.reads import NOTHING, Reads, Taken
@@ -20,7 +20,8 @@ from fleet_agent.load.wire import NOBODY, Line, LoopWire, Owner, Wire
 _MOST_NEWS: Final = 64
 _PEEK_BYTES: Final = 1 << 16
 _SETTLE_S: Final = 0.1
-_SETTLED_AT_ONCE: Final = 8  # in one turn of the loop: copying them takes half a millisecond where memory is new
+_SETTLED_AT_ONCE: Final = 8  # in one turn of the loop, at least: copying them takes half a millisecond where memory is new
+_SETTLED_SHARE: Final = 8  # and at least one of so many that wait, so that under a flood of answers no more wait than eight turns bring
 
 
 def new_wire() -> Wire:
@@ -72,6 +73,11 @@ class NativeWire:
         """That line is dropped."""
         self._lines.pop(key, None)
 
+    @property
+    def unsettled(self) -> int:
+        """Answers whose memory is still C's."""
+        return len(self._unsettled)
+
     def later(self, taken: NativeTaken) -> NativeTaken:
         """It is settled a little later: where many answers end together, the next requests are sent first."""
         if not self._unsettled:
@@ -79,11 +85,10 @@ class NativeWire:
         self._unsettled.append(taken)
         return taken
 
-    def _settle(self, most: int = _SETTLED_AT_ONCE) -> None:
-        while self._unsettled and self.reader and most:
-            self._unsettled.popleft().settle(self.reader)
-            most -= 1
-        if self._unsettled and self.reader:
+    def _settle(self) -> None:
+        for _ in range(min(len(self._unsettled), max(_SETTLED_AT_ONCE, len(self._unsettled) // _SETTLED_SHARE))):
+            self._unsettled.popleft().settle()
+        if self._unsettled:
             self._loop.call_soon(self._settle)
 
     def close(self) -> None:
@@ -92,8 +97,8 @@ class NativeWire:
             self._secure.close()
         for line in tuple(self._lines.values()):
             line.drop()
-        while self._unsettled and self.reader:
-            self._unsettled.popleft().settle(self.reader)
+        while self._unsettled:
+            self._unsettled.popleft().settle()
         reader, self.reader = self.reader, None
         if reader:
             self._loop.remove_reader(self._descriptor)
@@ -179,7 +184,7 @@ class NativeLine:
         answer = Answer()
         self._call.bf_stream_take(self._stream, ctypes.byref(answer))
         self._looked = 0
-        return self._wire.later(NativeTaken(answer, self._call))
+        return self._wire.later(NativeTaken(answer, self._wire))
 
     def drop(self) -> None:
         """See `Line`."""
@@ -194,11 +199,11 @@ class NativeLine:
 class NativeTaken:
     """See `Taken`. The memory is C's until it is settled, which copies it into Python's and gives C its own for the next answer."""
 
-    __slots__ = ("_answer", "_call", "_reads", "count", "last_ns", "size")
+    __slots__ = ("_answer", "_reads", "_wire", "count", "last_ns", "size")
 
-    def __init__(self, answer: Answer, call: Any) -> None:
+    def __init__(self, answer: Answer, wire: NativeWire) -> None:
         self._answer = answer
-        self._call = call
+        self._wire = wire
         self._reads: Reads | None = None  # none: not settled
         self.count = int(answer.reads)
         self.size = int(answer.size)
@@ -206,13 +211,14 @@ class NativeTaken:
 
     def reads(self) -> Reads:
         """See `Taken`."""
-        return _copied(self._answer) if self._reads is None else self._reads
+        return self.settle()
 
-    def settle(self, reader: int) -> None:
-        """Harmless when it is settled."""
+    def settle(self) -> Reads:
+        """Harmless when it is settled; its wire, which does it before it closes, is needed no more then."""
         if self._reads is None:
             self._reads = _copied(self._answer)
-            self._call.bf_answer_give_back(reader, ctypes.byref(self._answer))
+            self._wire.library.call.bf_answer_give_back(self._wire.reader, ctypes.byref(self._answer))
+        return self._reads
 
 
 def _copied(answer: Answer) -> Reads:
