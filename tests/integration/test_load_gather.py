@@ -31,21 +31,22 @@ def in_c() -> Library:
 
 
 @pytest.mark.parametrize(
-    ("elapsed_ms", "streams", "chunks", "gather_us"),
+    ("elapsed_ms", "chunks", "gap_us", "gather_us"),
     [
-        (10, 32, 64, 1000),  # 5 ms between two chunks of a stream: a quarter would be 1.25
-        (10, 32, 320, 250),
-        (10, 4, 80, 125),
-        (10, 4, 160, 0),  # 62 us would be no less than a wake-up takes
-        (10, 256, 512, 1000),
-        (10, 32, 601, 1000),  # so many that the thread is busy anyway
-        (10, 32, 0, 0),
-        (0, 32, 64, 0),
-        (3_600_000, 10_000, 1, 1000),
+        (10, 64, 5000, 1000),  # a quarter would be 1.25 ms
+        (10, 64, 4000, 1000),
+        (10, 320, 1000, 250),
+        (10, 80, 500, 125),
+        (10, 80, 399, 0),  # less than a wake-up is worth
+        (10, 601, 500, 1000),  # so many that the thread is busy anyway
+        (10, 600, 500, 125),
+        (10, 0, 4000, 0),
+        (0, 64, 4000, 0),
+        (3_600_000, 1, 4000, 1000),
     ],
 )
-def test_reads_gather_for_a_quarter_of_the_time_between_two_chunks(elapsed_ms: int, streams: int, chunks: int, gather_us: int) -> None:
-    assert in_c().call.bf_gather_ns(elapsed_ms * MS, streams, chunks) == gather_us * 1000
+def test_reads_gather_for_a_quarter_of_the_time_between_two_chunks(elapsed_ms: int, chunks: int, gap_us: int, gather_us: int) -> None:
+    assert in_c().call.bf_gather_ns(elapsed_ms * MS, chunks, gap_us * 1000) == gather_us * 1000
 
 
 def test_a_stream_is_read_at_once_until_it_flows_and_from_its_end_on(tmp_path: Path) -> None:

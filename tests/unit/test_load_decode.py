@@ -221,8 +221,9 @@ def test_what_the_client_saw_stands_only_while_the_answer_is_incomplete() -> Non
     assert decode([(1, CHAT[:-1])], closed=True, failure="reset", detail="gone").error_kind == "reset"
 
 
-def test_an_interim_answer_is_skipped() -> None:
-    assert at_once(b"HTTP/1.1 100 Continue\r\n\r\n" + CHAT).error_kind == ""
+@pytest.mark.parametrize("many", [1, 2, 5000])
+def test_interim_answers_are_skipped_however_many(many: int) -> None:
+    assert at_once(many * b"HTTP/1.1 100 Continue\r\n\r\n" + CHAT).error_kind == ""
 
 
 def test_chunk_extensions_and_trailers_are_read() -> None:

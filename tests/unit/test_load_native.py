@@ -209,8 +209,10 @@ def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collecte
 
 def test_under_a_flood_of_answers_few_wait_to_be_copied() -> None:
     async def left() -> int:
-        wire, until = NativeWire(in_c()), time.monotonic() + 0.5
-        while time.monotonic() < until:
+        wire, turns = NativeWire(in_c()), 0
+        began = time.monotonic()
+        while turns < 200:
+            turns += time.monotonic() - began > 0.2  # by then they are being copied in each turn
             for _ in range(64):
                 wire.later(NativeTaken(Answer(), wire))
             await asyncio.sleep(0)
@@ -220,6 +222,49 @@ def test_under_a_flood_of_answers_few_wait_to_be_copied() -> None:
         return found
 
     assert 0 < asyncio.run(left()) <= 64 * 10
+
+
+class Heard:
+    """An owner that notes that it was told, and may fail over it."""
+
+    def __init__(self, told: list[int], number: int, all_told: asyncio.Event) -> None:
+        self._told, self._number, self._all_told = told, number, all_told
+
+    def look(self) -> None:
+        self._told.append(self._number)
+        if len(self._told) == 5:
+            self._all_told.set()
+        if self._number == 0:
+            raise RecursionError("an error of our own")
+
+    def complete(self) -> None:
+        """Nobody answers here."""
+
+    def ended(self, error: OSError | None) -> None:
+        """Nobody closes here."""
+
+
+def test_an_error_over_one_answer_keeps_no_news_from_the_others() -> None:
+    async def run() -> tuple[list[int], list[str]]:
+        told: list[int] = []
+        errors: list[str] = []
+        all_told = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+        wire, pairs = NativeWire(in_c()), [socket.socketpair() for _ in range(5)]
+        for number, (near, _) in enumerate(pairs):
+            near.setblocking(False)
+            assert wire.line(near, Heard(told, number, all_told), None).expect(0, 1 << 20)
+        for _, far in pairs:
+            far.sendall(b"something")
+        await asyncio.wait_for(all_told.wait(), 30)
+        wire.close()
+        for _, far in pairs:
+            far.close()
+        return told, errors
+
+    told, errors = asyncio.run(run())
+    assert (sorted(told), errors) == ([0, 1, 2, 3, 4], ["an error of our own"])
 
 
 def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,21 +87,22 @@ class Framing:
         self.state, self.problem, self.keep_alive = BROKEN, problem, False
 
     def _read_head(self, data: bytes) -> bytes:
-        self._rest += data
-        end = self._rest.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._rest) > _HEAD_LIMIT:
-                self._break("no end of the HTTP headers in 64 KiB")
-            return b""
-        head, rest = _head(self._rest[:end]), self._rest[end + 4 :]
-        self._rest = b""
-        self.status, self.state, self.keep_alive, self._left = head.status, head.state, head.keep_alive, head.left
-        if head.problem:
-            self._break(head.problem)
-            return b""
-        if self.state == HEAD and self.status != SWITCHED:  # an interim answer: the real one follows
-            return self._read_head(rest)
-        return rest if self.state != HEAD else b""
+        rest = self._rest + data
+        while self.state == HEAD:
+            end = rest.find(b"\r\n\r\n")
+            if end < 0:
+                self._rest = rest
+                if len(rest) > _HEAD_LIMIT:
+                    self._break("no end of the HTTP headers in 64 KiB")
+                return b""
+            head, rest = _head(rest[:end]), rest[end + 4 :]
+            self._rest = b""
+            self.status, self.state, self.keep_alive, self._left = head.status, head.state, head.keep_alive, head.left
+            if head.problem:
+                self._break(head.problem)
+            if head.problem or self.status == SWITCHED:
+                return b""
+        return rest  # after interim answers, of which each has a head of its own
 
     def _read_length(self, data: bytes) -> list[bytes]:
         content = data[: self._left]

@@ -66,7 +66,7 @@ _P, _I, _L, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → what it returns, what it takes
     "bf_alike": (Run, (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P)),
     "bf_arrival_ns": (_L, (_L, _L, _L, _L)),
-    "bf_gather_ns": (_L, (_L, ctypes.c_uint64, ctypes.c_uint64)),
+    "bf_gather_ns": (_L, (_L, ctypes.c_uint64, _L)),
     "bf_reader_new": (_P, ()),
     "bf_reader_news_descriptor": (_I, (_P,)),
     "bf_reader_stop": (None, (_P,)),

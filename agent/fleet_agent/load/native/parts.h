@@ -13,6 +13,7 @@
 enum { ROOM = 1 << 16, SPARES = 256 };
 enum { FLOWS = 8 }; /* an answer of so many chunks is in full flow: those of one token have fewer, and their end is what others wait for */
 enum { WANTED = EPOLLIN | EPOLLRDHUP | EPOLLET };
+enum { GATHER_NS = 1000000, PART = 4, SLOW_NS = PART * GATHER_NS }; /* reads gather for so long at most, which is that part of a slow stream's gap */
 enum { IDLE, LOOKED_AT, WATCHED }; /* how a stream's reads are taken: nobody asked for them; each is news; only the end is */
 enum { EMPTY, SHORT, FULL, OVER };     /* what a read found: nothing, less than there was room for, as much; the stream's end */
 
@@ -31,6 +32,7 @@ struct stream {
     size_t reads, reads_room;
     size_t next;     /* where the line with the next chunk's size begins */
     uint64_t chunks; /* such lines so far */
+    int64_t gap_ns;  /* about the time between two of them, once it is calm; no more than SLOW_NS, 0: not known */
     size_t most;     /* an answer that has grown beyond it is news, and not read any further */
     stream *next_told, *next_dropped;
 };
@@ -42,8 +44,9 @@ struct reader {
     int is_stopped, has_calm_news, gathers; /* the reader's thread's own */
     stream *first_told, *last_told, *dropped;
     int64_t seen_ns, apart_ns; /* when the offset of the clocks was taken, and the offset */
-    uint64_t calm_streams, chunks; /* in the calm set, and what has come there since the last look at the pace */
-    int64_t paced_ns, gather_ns;   /* the last look at the pace, and what it said */
+    uint64_t chunks;      /* of calm streams since the last look at the pace */
+    int64_t least_gap_ns; /* of the fastest of them */
+    int64_t paced_ns, gather_ns; /* the last look at the pace, and what it said */
     int runs;
     clockid_t clock;
     int64_t spent_ns;

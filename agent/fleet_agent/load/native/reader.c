@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { EVENTS = 256, KEPT = 1 << 18, TURNS = 16 };
-enum { GATHER_NS = 1000000, LEAST_NS = 100000, PACE_NS = 10000000, PART = 4, BUSY_PER_S = 60000 };
+enum { LEAST_NS = 100000, PACE_NS = 10000000, BUSY_PER_S = 60000 };
 
 int64_t now_ns(clockid_t clock) {
     struct timespec at;
@@ -51,21 +51,19 @@ void settle(stream *one, int what) {
     if (of->last_told == one) of->last_told = before;
 }
 
-/* A quarter of the time between two chunks of a stream, so that none shares a read with the next; a millisecond where there are so many that
-   the thread would be busy, as then they share reads anyway. 0: each is read at once. */
-int64_t bf_gather_ns(int64_t elapsed_ns, uint64_t streams, uint64_t chunks) {
+/* A quarter of the time between two chunks of the fastest stream, so that none shares a read with the next; a millisecond where there are so
+   many that the thread would be busy, as then they share reads anyway. 0: each is read at once. */
+int64_t bf_gather_ns(int64_t elapsed_ns, uint64_t chunks, int64_t gap_ns) {
     if (!chunks || elapsed_ns <= 0) return 0;
-    if ((double)chunks * 1e9 > (double)elapsed_ns * BUSY_PER_S) return GATHER_NS;
-    double gather_ns = (double)elapsed_ns * (double)streams / (double)chunks / PART;
-    return gather_ns < LEAST_NS ? 0 : gather_ns < GATHER_NS ? (int64_t)gather_ns : GATHER_NS;
+    if ((double)chunks * 1e9 > (double)elapsed_ns * BUSY_PER_S || gap_ns >= SLOW_NS) return GATHER_NS;
+    return gap_ns / PART < LEAST_NS ? 0 : gap_ns / PART;
 }
 
 static void look_at_pace(reader *of, int64_t at_ns) {
     if (at_ns - of->paced_ns < PACE_NS) return;
-    pthread_mutex_lock(&of->lock);
-    of->gather_ns = bf_gather_ns(at_ns - of->paced_ns, of->calm_streams, of->chunks);
+    of->gather_ns = bf_gather_ns(at_ns - of->paced_ns, of->chunks, of->least_gap_ns);
     of->chunks = 0;
-    pthread_mutex_unlock(&of->lock);
+    of->least_gap_ns = SLOW_NS;
     of->paced_ns = at_ns;
 }
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { LINE_LIMIT = 4096, FRESH_NS = 1000000 };
+enum { LINE_LIMIT = 4096, FRESH_NS = 1000000, SURE_NS = 20000 };
 
 int64_t bf_arrival_ns(int64_t stamp_ns, int64_t apart_ns, int64_t after_ns, int64_t at_ns) {
     int64_t arrived_ns = stamp_ns - apart_ns;
@@ -36,7 +36,6 @@ static int walk(stream *one) {
             return behind == 4 && memcmp(end, "\r\n\r\n", 4) == 0 ? BF_END : BF_LOOK;
         }
         one->chunks++;
-        one->of->chunks += (uint64_t)one->is_calm;
         one->next += (size_t)(end - line) + 2 + (size_t)length + 2;
     }
     return 0;
@@ -71,7 +70,6 @@ static int grown(stream *one, size_t more) {
 void leave(stream *one) {
     reader *of = one->of;
     epoll_ctl(one->is_calm ? of->calm : of->urgent, EPOLL_CTL_DEL, one->descriptor, NULL);
-    of->calm_streams -= (uint64_t)one->is_calm;
     one->is_calm = 0;
 }
 
@@ -84,7 +82,7 @@ static void place(stream *one) {
     if (epoll_ctl(is_calm ? of->calm : of->urgent, EPOLL_CTL_ADD, one->descriptor, &wanted)) return; /* it stays where it is heard */
     leave(one);
     one->is_calm = is_calm;
-    of->calm_streams += (uint64_t)is_calm;
+    one->gap_ns = 0;
 }
 
 /* It is not read any further. */
@@ -101,12 +99,28 @@ static int64_t arrived_ns(reader *of, struct msghdr *said, int64_t after_ns) {
     struct cmsghdr *header = CMSG_FIRSTHDR(said);
     if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_TIMESTAMPNS) return at_ns;
     if (at_ns - of->seen_ns > FRESH_NS) {
-        of->seen_ns = at_ns;
-        of->apart_ns = now_ns(CLOCK_REALTIME) - at_ns;
+        int64_t wall_ns = now_ns(CLOCK_REALTIME), took_ns = now_ns(CLOCK_MONOTONIC) - at_ns;
+        if (took_ns < SURE_NS || !of->seen_ns) { /* else the thread was interrupted in between: another time */
+            of->seen_ns = at_ns;
+            of->apart_ns = wall_ns - at_ns - took_ns / 2;
+        }
     }
     struct timespec stamp;
     memcpy(&stamp, CMSG_DATA(header), sizeof stamp);
     return bf_arrival_ns(stamp.tv_sec * INT64_C(1000000000) + stamp.tv_nsec, of->apart_ns, after_ns, at_ns);
+}
+
+/* What a read of a calm stream says of its pace. A stall makes it no slower than slow, and slower by little. */
+static void pace(stream *one, int64_t before_ns, uint64_t before) {
+    reader *of = one->of;
+    uint64_t chunks = one->chunks - before;
+    if (!one->is_calm || !chunks) return;
+    int64_t gap_ns = (one->last_ns - before_ns) / (int64_t)chunks, apart_ns;
+    if (gap_ns > SLOW_NS) gap_ns = SLOW_NS;
+    apart_ns = gap_ns - one->gap_ns;
+    one->gap_ns += one->gap_ns ? apart_ns / (apart_ns < 0 ? 4 : 8) : gap_ns;
+    of->chunks += chunks;
+    if (one->gap_ns < of->least_gap_ns) of->least_gap_ns = one->gap_ns;
 }
 
 /* By the reader's thread, with its lock. */
@@ -126,13 +140,16 @@ int take_read(stream *one) {
         return came == ROOM ? FULL : SHORT;
     }
     if (!grown(one, (size_t)came)) return over(one, BF_BROKEN, ENOMEM);
-    one->last_ns = arrived_ns(of, &said, one->last_ns);
+    int64_t before_ns = one->last_ns;
+    uint64_t before = one->chunks;
+    one->last_ns = arrived_ns(of, &said, before_ns);
     memcpy(one->data + one->size, of->scratch, (size_t)came);
     one->size += (size_t)came;
     one->times[one->reads] = one->last_ns;
     one->ends[one->reads++] = one->size;
     if (one->size > one->most) return over(one, BF_LOOK, 0);
     int what = one->mode == WATCHED ? walk(one) : BF_LOOK;
+    pace(one, before_ns, before);
     if (what && one->mode == WATCHED) one->mode = LOOKED_AT;
     if (what) tell(one, what);
     place(one);

@@ -44,6 +44,7 @@ class NativeWire:
         self._lines: dict[int, NativeLine] = {}
         self._keys = count(1)
         self._news = (News * _MOST_NEWS)()
+        self._told: deque[tuple[int, int, int]] = deque()
         self._secure: LoopWire | None = None
         self._unsettled: deque[NativeTaken] = deque()
         self._thread = threading.Thread(target=found.run, args=(self.reader,), name="reader", daemon=True)
@@ -111,11 +112,20 @@ class NativeWire:
         many = _MOST_NEWS
         while many == _MOST_NEWS and self.reader:
             many = self.library.call.bf_reader_news(self.reader, self._news, _MOST_NEWS)
-            told = [(one.key, one.what, one.error) for one in self._news[:many]]
-            for key, what, error in told:
+            self._told.extend((one.key, one.what, one.error) for one in self._news[:many])
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """To the lines, which C tells once: an error in one keeps nothing from the others."""
+        try:
+            while self._told:
+                key, what, error = self._told.popleft()
                 line = self._lines.get(key)
                 if line is not None:
                     line.hear(what, error)
+        finally:
+            if self._told:
+                self._loop.call_soon(self._pass_on)
 
 
 class NativeLine:
