@@ -143,7 +143,7 @@ def rows(found: Found) -> list[Row]:
     cpu, told = found.cpu_us_per_token, []
     for name in SCENES:
         told.append(Row(f"cpu {name}: ours", cpu["ours"][name], "us/token"))
-        told.append(Row(f"cpu {name}: C floor", cpu["c"][name], "us/token"))
+        told.append(Row(f"cpu {name}: minimal C client", cpu["c"][name], "us/token"))
         told.append(Row(f"cpu {name}: ours / C", cpu["ours"][name] / cpu["c"][name], "x", 0.0 if name == "burst" else 1.5))
         if name in cpu["sglang_rust"]:
             told.append(Row(f"cpu {name}: SGLang's Rust client", cpu["sglang_rust"][name], "us/token"))

@@ -49,7 +49,7 @@ class Cost:
 
 
 def floor(program: Path, server: Truth, load: Load) -> Cost:
-    """The least a client can do, in C, beginning as ours does."""
+    """A minimal client in C, beginning as ours does."""
     gap_us = first_due_ns(1, load.streams) // 1000
     words = [str(program), str(server.port), str(load.streams), str(load.requests), str(load.tokens), str(gap_us)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))

@@ -1,4 +1,5 @@
-/* The floor that a load client is measured against: the least a client can do. One epoll loop, one read at a time, a timestamp an event.
+/* The minimal client that a load client is measured against. One epoll loop, one read at a time, a timestamp an event. It wakes for what comes,
+   so it is no floor for a client that lets reads gather.
 
    It keeps `streams` requests of `tokens` tokens in flight until `requests` were sent, looks for the end of each stream and counts the
    events; it decodes nothing and checks nothing. Its first requests are `gap` microseconds apart: how many tokens a wake-up brings depends on
