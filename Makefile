@@ -18,7 +18,7 @@ demo: .venv/installed-run ## run examples/demo.yaml on simulated servers, to its
 
 test: .venv/installed-dev ## all tests but those on a real SGLang and on lab hosts
 	@tools/test_programs.sh
-	@tools/tests.sh test 2 -m "not real_sglang and not lab"
+	@tools/tests.sh test 3 -m "not real_sglang and not lab"
 
 test-unit: .venv/installed-dev ## the pure parts only: seconds
 	$(bin)/pytest tests/unit

@@ -130,7 +130,8 @@ class Supervisor:
         stat = read_stat(session.pid)
         if stat is None or not stat.alive or stat.start_ticks != session.start_ticks:
             await child.wait()
-            del self._children[session.pid]
+            if self._children.get(session.pid) is child:  # nobody else who waited was faster
+                del self._children[session.pid]
 
 
 @dataclass(slots=True)

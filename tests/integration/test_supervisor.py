@@ -145,10 +145,18 @@ async def test_a_server_that_exits_at_once_is_seen_and_leaves_nothing(bench: Ben
     assert stopped.took_s < 5
 
 
-async def test_stopping_twice_is_harmless(bench: Bench) -> None:
+async def test_stopping_twice_at_once_and_again_is_harmless(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     server, _ = await bench.launch()
-    both = await asyncio.gather(bench.supervisor.stop(server.session, PATIENT_S), bench.supervisor.stop(server.session, PATIENT_S))
-    assert {stopped.left_over for stopped in both} == {()}
+    both, wait = asyncio.Barrier(2), ServerProcess.wait
+
+    async def wait_for_both(process: ServerProcess) -> int:
+        code = await wait(process)
+        await both.wait()
+        return code
+
+    monkeypatch.setattr(ServerProcess, "wait", wait_for_both)
+    stopped = await asyncio.gather(*(bench.supervisor.stop(server.session, PATIENT_S) for _ in range(2)))
+    assert {one.left_over for one in stopped} == {()}
     assert (await bench.supervisor.stop(server.session, PATIENT_S)).ended_by == "none"
 
 

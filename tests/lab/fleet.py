@@ -290,6 +290,13 @@ class LabFleet:
                 found += _gaps(trial, [run for run in runs if (run.trial_id, run.attempt) == (trial.trial_id, trial.attempt)])
         return found + [trouble for run in runs for trouble in self._trouble_with_file(run)]
 
+    def await_runs(self, job_id: str, timeout_s: float = 60.0) -> None:
+        """Return when each run is stored once, with its file, which may come after the job is over; LabTrouble after `timeout_s`."""
+        try:
+            wait_until(lambda: not self.trouble_with_runs(job_id), timeout_s, "each run is stored once, with its file")
+        except LabTrouble as error:
+            raise LabTrouble(f"{error}: {'; '.join(self.trouble_with_runs(job_id))}") from None
+
     def _trouble_with_file(self, run: StoredRun) -> list[str]:
         artifact = run.run.artifact
         if artifact is None or not artifact.name or run.trial_outcome is not Outcome.OK:

@@ -26,7 +26,7 @@ def test_a_job_runs_on_agents_in_hosts_over_a_crash_of_the_controller_and_nothin
     lab_fleet.controller.start()
     detail = lab_fleet.wait_over(job_id)
     assert [(trial.host, trial.outcome) for trial in detail.trials] == [("gpu01", Outcome.OK), ("gpu02", Outcome.OK)]
-    assert lab_fleet.trouble_with_runs(job_id) == []
+    lab_fleet.await_runs(job_id)
     lab_fleet.await_no_orphans()
     assert lab_fleet.servers() == []
     run = lab_fleet.results(job_id).runs[0].run

@@ -63,7 +63,7 @@ def test_load_of_two_hosts_measures_what_near_load_does_opens_no_port_and_surviv
     rates = {name: median(_rates(fleet, detail)) for name, detail in (("near", near), ("far", far))}
     print("output_tok_s:", rates)
     assert rates["far"] == pytest.approx(rates["near"], rel=0.1)
-    assert fleet.trouble_with_runs(far_id) == []
+    fleet.await_runs(far_id)
     _nothing_is_left(fleet)
 
 
@@ -89,7 +89,7 @@ def test_a_cut_load_host_is_noticed_within_ten_seconds_and_its_trial_is_measured
     assert first.kind is ErrorKind.LOAD_FAILED and "load03" in first.message, first
     assert second.outcome is Outcome.OK
     assert [(host.host, host.aside) for host in fleet.hosts() if host.aside] == []
-    assert fleet.trouble_with_runs(job_id) == []
+    fleet.await_runs(job_id)
     _nothing_is_left(fleet)
 
 
