@@ -7,6 +7,8 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+from fleet_agent.load.framing import BROKEN, ENDED, Framing
+
 Answer = tuple[int, bytes]
 LARGEST_ANSWER_BYTES = 32 << 20
 _PIECE_BYTES = 256 << 10
@@ -22,20 +24,26 @@ async def exchange(url: str, path: str, body: dict[str, Any] | None = None) -> A
         head = f"{'GET' if body is None else 'POST'} {place.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
         head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
-        answer = await _whole(reader)
+        return await _answer(reader)
     finally:
         writer.close()
-    return _parse(answer)
 
 
-async def _whole(reader: asyncio.StreamReader) -> bytes:
-    """Everything up to the end. Raises EOFError for an answer that has none: a server that is looked at is somebody else's program."""
-    answer = bytearray()
-    while piece := await reader.read(_PIECE_BYTES):
-        answer += piece
-        if len(answer) > LARGEST_ANSWER_BYTES:
+async def _answer(reader: asyncio.StreamReader) -> Answer:
+    """Up to where it says that it ends, since not every server closes when it is asked to; to the connection's end where it does not."""
+    frame, content, size = Framing(), bytearray(), 0
+    while frame.state not in (ENDED, BROKEN):
+        piece = await reader.read(_PIECE_BYTES)
+        size += len(piece)
+        if not piece and not frame.close():
+            raise EOFError("the connection was closed inside an answer" if size else "the connection was closed without an answer")
+        if size > LARGEST_ANSWER_BYTES:  # a server that is looked at is somebody else's program
             raise EOFError(f"the answer is larger than {LARGEST_ANSWER_BYTES} bytes")
-    return bytes(answer)
+        for part in frame.feed(piece):
+            content += part
+    if frame.state == BROKEN:
+        raise ValueError(frame.problem)
+    return frame.status, bytes(content)
 
 
 def as_object(content: bytes) -> dict[str, Any]:
@@ -47,27 +55,3 @@ def as_object(content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a JSON object was expected, not {type(value).__name__}")
     return value
-
-
-def _parse(answer: bytes) -> Answer:
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    first, *lines = head.split(b"\r\n")
-    status = first.split(b" ", 2)
-    if len(status) < 2:
-        raise EOFError("the connection was closed without an answer")
-    chunked = any(line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower() for line in lines)
-    return int(status[1]), _joined(rest) if chunked else rest
-
-
-def _joined(chunks: bytes) -> bytes:
-    """The content of a chunked body (RFC 9112, 7.1)."""
-    content = b""
-    while True:
-        size, mark, rest = chunks.partition(b"\r\n")
-        length = int(size.split(b";")[0], 16)
-        if length == 0:
-            return content
-        if not mark or len(rest) < length:
-            raise EOFError("the connection was closed inside an answer")
-        content += rest[:length]
-        chunks = rest[length + 2 :]
