@@ -6,12 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import insert
 
-from fleet_controller.core.state import Attempt
+from fleet_controller.core.trial_state import Attempt
 from fleet_controller.store import tables as t
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos import events as ev
 from fleet_protos.codec import event_to_json, to_json
-from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, RunResult, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+    Workload,
+)
 from fleet_protos.v1 import trial_pb2
 
 ENV = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS", "NCCL_NTHREADS": "512"}

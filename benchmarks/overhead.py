@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from fleet_agent.journal import Journal
+from fleet_agent.storage.journal import Journal
 from fleet_protos import events as ev
 
 ROOT = Path(__file__).resolve().parent.parent

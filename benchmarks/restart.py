@@ -28,7 +28,7 @@ LIMIT_S = 5.0
 @contextmanager
 def served(state: Path) -> Iterator[float]:
     """A `fleet-controller` on that state; seconds from its start until it says that it listens."""
-    argv = (sys.executable, "-m", "fleet_controller.main", "--state", str(state), "--agent", f"unix:{state}/nobody.sock")
+    argv = (sys.executable, "-m", "fleet_controller.app.main", "--state", str(state), "--agent", f"unix:{state}/nobody.sock")
     began_s = time.perf_counter()
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=state)
     assert process.stderr is not None

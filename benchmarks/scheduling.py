@@ -11,13 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 
-from fleet_controller.board import Board
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.schedule import Start, next_starts
-from fleet_controller.core.state import Attempt, Trial
-from fleet_controller.core.waiting import Host
+from fleet_controller.core.schedule_inputs import Host
+from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.jobs.job_index import Board
 from fleet_controller.store.store import JobRow
-from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
 
 HOSTS = 200
 ENGINE = EngineSpec(EngineKind.SIMULATED, gpus=8)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import psutil
 
-from fleet_controller.cli.remote import RemoteController
+from fleet_controller.cli.controller_client import RemoteController
 from fleet_protos.errors import FleetError
-from fleet_protos.sockets import listen_address
+from fleet_transport.sockets import listen_address
 
 JOB = """\
 apiVersion: benchfleet/v1
@@ -170,7 +170,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, RemoteController]]:
     flags = ("--state", str(state), "--host-name", "soak", "--gpus", "0", "--keep-files", str(KEPT_MIB))
     agent = _start(folder / "agent.log", env, "fleet_agent.main", *flags)
     address = listen_address(state, "agent")
-    controller = _start(folder / "controller.log", env, "fleet_controller.main", "--state", str(folder / "controller"), "--agent", address)
+    controller = _start(folder / "controller.log", env, "fleet_controller.app.main", "--state", str(folder / "controller"), "--agent", address)
     try:
         async with RemoteController(door) as remote:
             await _connected(remote)

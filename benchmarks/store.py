@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.full_store import HOSTS, events_of, spec_of
-from fleet_controller.board import Seen, look
-from fleet_controller.core.schedule import next_starts
-from fleet_controller.core.state import Attempt
-from fleet_controller.core.waiting import Host
-from fleet_controller.desk import Desk
-from fleet_controller.reading import StoredJobs
+from fleet_controller.core.schedule_inputs import Host
+from fleet_controller.core.scheduler import next_starts
+from fleet_controller.core.trial_state import Attempt
+from fleet_controller.jobs.job_index import Seen, look
+from fleet_controller.jobs.queries import StoredJobs
+from fleet_controller.jobs.state_writer import Desk
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import TrialSpec
+from fleet_protos.prometheus_series import RunSeries
+from fleet_protos.trial_types import TrialSpec
 
 TRIALS = 10_000
 FINISHED = 500  # of them have their events and runs

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from structure import Module, product
+from tools.structure import Module, product
 
 MESSAGE_WORDS = 5
 

@@ -14,13 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_agent.allocator import settle_allocator
+from fleet_agent.app.malloc_settings import settle_allocator
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode, FleetError
-from fleet_protos.plain import log_to_stderr, plain
+from fleet_protos.escape import log_to_stderr, plain
 
 if TYPE_CHECKING:  # it takes a while to import, and `check` and `pending` need none of it
-    from fleet_agent.agent import Agent
+    from fleet_agent.trials.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _check(words: list[str]) -> int:
-    from fleet_agent.check import check
+    from fleet_agent.app.check_command import check
 
     try:
         code = check(words)
@@ -83,7 +83,7 @@ def _check(words: list[str]) -> int:
 
 def _pending(words: list[str]) -> int:
     """For a deploy: what would be lost if the agent ended now, or its state went."""
-    from fleet_agent.pending import pending
+    from fleet_agent.app.pending_command import pending
 
     parse = argparse.ArgumentParser(prog="fleet-agent pending", description="Print what the journal still holds for the controller.")
     parse.add_argument("--state", type=Path, required=True, help="the agent's state folder")
@@ -115,9 +115,9 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 async def _work(options: argparse.Namespace) -> None:
-    from fleet_agent.assembly import assemble
-    from fleet_agent.config import settle
-    from fleet_agent.notify import tell_ready
+    from fleet_agent.app.bootstrap import assemble
+    from fleet_agent.app.config import settle
+    from fleet_agent.app.systemd_notify import tell_ready
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -15,11 +15,20 @@ import psutil
 
 from benchmarks.load.errors import Measured
 from benchmarks.load.loaded import SEED, measured
-from benchmarks.load.programs import CLIENT_CORE, Missing, Pace, Truth, client_core, load_process, pinned, truth
+from benchmarks.load.programs import (
+    CLIENT_CORE,
+    Missing,
+    Pace,
+    Truth,
+    client_core,
+    load_process,
+    pinned,
+    truth,
+)
+from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.load.slots import first_due_ns
-from fleet_protos.trial import Workload
+from fleet_agent.load.workload.slot_schedule import first_due_ns
+from fleet_protos.trial_types import Workload
 
 RUST_LIMIT_S = 300
 LOOK_S = 0.01

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.load.errors import Measured
 from benchmarks.load.programs import load_process
+from fleet_agent.host.processes import processes_of_session
+from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.load.prompts import Draw, salt
-from fleet_agent.processes import processes_of_session
-from fleet_protos.trial import Workload
+from fleet_agent.load.workload.prompts import Draw, salt
+from fleet_protos.trial_types import Workload
 
 SEED: Final = 1
 LOOK_S: Final = 0.05

@@ -4,7 +4,7 @@
 
 Runs of growing size up to the one asked for, one shard, each in a load process of its own, so that the most that it ever had resident is
 the run's. Memory first fills what a shard may keep (requests made ahead, answers to decode, chunks before the first go to disk: `Room` in
-`fleet_agent/load/shard.py`) and then grows slowly with the requests. So runs are larger than that, and a line through them tells what a
+`fleet_agent/load/workers/shard.py`) and then grows slowly with the requests. So runs are larger than that, and a line through them tells what a
 million requests take where fewer were run.
 """
 
@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks.load import programs
 from benchmarks.load.loaded import loaded
 from benchmarks.load.programs import CLIENT_CORE, Missing, Pace
-from fleet_agent.load.shard import Room
-from fleet_protos.trial import Workload
+from fleet_agent.load.workers.shard import Room
+from fleet_protos.trial_types import Workload
 
 REQUESTS: Final = 1_000_000
 CHUNKS: Final = 200

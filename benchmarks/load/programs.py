@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleet_agent.load.process import LoadProcess
+from fleet_agent.load.load_process import LoadProcess
 
 HERE = Path(__file__).parent
 SERVER_CORE, CLIENT_CORE = 0, 1

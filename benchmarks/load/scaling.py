@@ -26,7 +26,7 @@ from typing import Any, Final
 from benchmarks.load import programs
 from benchmarks.load.loaded import Loaded, child, loaded, watched
 from benchmarks.load.programs import SERVER_CORE, Missing, Pace
-from fleet_protos.trial import Workload
+from fleet_protos.trial_types import Workload
 
 WANTED: Final = 1.7
 NEARLY: Final = 0.1  # of a core, that may be missing from two free ones

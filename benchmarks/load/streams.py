@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from benchmarks.load import errors, programs
 from benchmarks.load.loaded import child, loaded, measured, watched
 from benchmarks.load.programs import SERVER_CORE, Missing, Pace
-from fleet_protos.trial import Workload
+from fleet_protos.trial_types import Workload
 
 STREAMS: Final = 10_000
 PACE: Final = Pace(3_000_000, 1_000_000)

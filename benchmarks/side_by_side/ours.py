@@ -14,10 +14,10 @@ from benchmarks.load.programs import client_core, load_process
 from benchmarks.side_by_side.figures import RATE, Figures, Times, figures
 from benchmarks.side_by_side.servers import Load, Server
 from benchmarks.side_by_side.theirs import arrivals_s
+from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest
-from fleet_agent.load.process import LoadProcess
 from fleet_protos.attachment import Trace, pack
-from fleet_protos.trial import AttachedFile, Workload
+from fleet_protos.trial_types import AttachedFile, Workload
 
 SEED: Final = 1
 TIMEOUT_S: Final = 120.0

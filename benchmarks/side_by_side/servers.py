@@ -20,12 +20,12 @@ from typing import Final
 from benchmarks.load import programs
 from benchmarks.load.programs import SERVER_CORE, Missing, Pace, Told, Truth, pinned
 from benchmarks.side_by_side.figures import Figures, Times, figures
-from fleet_agent.engines.engine import Place
-from fleet_agent.engines.sglang.engine import SglangEngine
-from fleet_agent.processes import processes_of_session
-from fleet_controller.core.plan import make_plan, trial_spec
-from fleet_controller.spec.load import load_job
-from fleet_protos.trial import TrialSpec
+from fleet_agent.core.engine import Place
+from fleet_agent.engines.sglang.sglang_engine import SglangEngine
+from fleet_agent.host.processes import processes_of_session
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_protos.trial_types import TrialSpec
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "sglang-cpu.yaml"
 READY_LIMIT_S: Final = 300.0
@@ -91,7 +91,7 @@ def _free_port() -> int:
 def simulated(folder: Path) -> Iterator[Server]:
     """The simulated engine in real time, without a prefix cache: prompts of `random-ids` are alike by chance, ours never."""
     port = _free_port()
-    words = [sys.executable, "-m", "fleet_agent.engines.simulated.server", "--model-path", "demo/model", "--port", str(port)]
+    words = [sys.executable, "-m", "fleet_simulator.server", "--model-path", "demo/model", "--port", str(port)]
     with (folder / "simulated.log").open("wb") as log:
         process = subprocess.Popen([*words, "--disable-radix-cache"], stdout=log, stderr=log, **pinned(SERVER_CORE))
     server = Server(f"http://127.0.0.1:{port}", "demo/model", _vocabulary(), "simulated")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.releases import Holds, holds
+from fleet_knowledge.sglang_releases import Holds, holds
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 

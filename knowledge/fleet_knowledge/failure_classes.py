@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleet_knowledge.failure import Failure
-from fleet_knowledge.failures_of_launch import ARGUMENTS, MEMORY, MODEL, PORTS
-from fleet_knowledge.failures_of_work import HOST_FAULTS, NCCL, SERVING
+from fleet_knowledge.failure_class import Failure
+from fleet_knowledge.failure_classes_launch import ARGUMENTS, MEMORY, MODEL, PORTS
+from fleet_knowledge.failure_classes_runtime import HOST_FAULTS, NCCL, SERVING
 from fleet_protos.errors import ErrorKind
 
 __all__ = ["FAILURES", "Failure", "kind_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.failure import HOST, Failure
+from fleet_knowledge.failure_class import HOST, Failure
 from fleet_protos.errors import ErrorKind
 
 MEMORY = (

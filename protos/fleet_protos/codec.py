@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from fleet_protos import events
-from fleet_protos.lines import read_line
-from fleet_protos.trial import GateEffect
+from fleet_protos.json_lines import read_line
+from fleet_protos.trial_types import GateEffect
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)

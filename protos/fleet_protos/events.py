@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Artifact, Gate, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import Artifact, Gate, Outcome, Phase, RunResult, TrialSpec
 
 
 @dataclass(frozen=True, slots=True)

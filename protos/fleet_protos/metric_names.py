@@ -22,7 +22,7 @@ ACHIEVED_CONCURRENCY = "achieved_concurrency"  # sum of end-to-end times / durat
 ACCEPT_LENGTH = "accept_length"  # completion tokens / verify steps, bonus token counted; absent without speculation
 ACCEPT_LENGTH_WINDOW = "accept_length_window"  # the same from the server's counters around the run; absent where others' requests are in it
 VERIFY_STEPS = "verify_steps"  # of all requests; absent without speculation
-# "Accept rate" has had three meanings in SGLang (fleet_knowledge.figures.accept); each is computed from the accept length.
+# "Accept rate" has had three meanings in SGLang (fleet_knowledge.sglang_metrics.accept_rate); each is computed from the accept length.
 ACCEPT_RATE_OF_STEPS = "accept_rate_of_steps"  # length / (steps + 1): 0.5.3 - 0.5.4
 ACCEPT_RATE_OF_TOKENS = "accept_rate_of_tokens"  # length / draft tokens: 0.5.5 - 0.5.10
 ACCEPT_RATE_OF_DRAFTS = "accept_rate_of_drafts"  # (length - 1) / (draft tokens - 1): from 0.5.11

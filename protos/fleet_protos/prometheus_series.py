@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from fleet_protos import metrics as names
+from fleet_protos import metric_names as names
 from fleet_protos.errors import Conflict
-from fleet_protos.trial import Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec
 
 _GAUGES = {
     names.OUTPUT_TOK_S: (names.PROM_OUTPUT_TOK_S, "Output tokens per second of the last valid run"),

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from fleet_protos.errors import ErrorKind
-from fleet_protos.search import CONCURRENCY, RATE, Search, Searched
+from fleet_protos.search_types import CONCURRENCY, RATE, Search, Searched
 
 __all__ = [
     "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths",

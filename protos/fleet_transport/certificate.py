@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fleet_protos.identity import SCHEME, Role, role_of
+from fleet_transport.tls_identity import SCHEME, Role, role_of
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 _ALTERNATIVE_NAMES = b"\x06\x03\x55\x1d\x11"  # OID 2.5.29.17, RFC 5280 4.2.1.6

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from fleet_protos.caller import caller
+from fleet_transport.caller import caller
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from grpc import aio
 
 from fleet_protos.errors import ConfigError, Conflict
-from fleet_protos.identity import TlsFiles
+from fleet_transport.tls_identity import TlsFiles
 
 _PATH_LIMIT = 100  # bytes; the kernel takes 107
 

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from fleet_protos.certificate import certificates, ders, parse
 from fleet_protos.errors import ConfigError
-from fleet_protos.identity import TlsFiles
-from fleet_protos.refusals import GREETING, refused_by_client, refused_by_server
-from fleet_protos.revoked import Stamp, stamp_of
+from fleet_transport.certificate import certificates, ders, parse
+from fleet_transport.revocation_list import Stamp, stamp_of
+from fleet_transport.tls_errors import GREETING, refused_by_client, refused_by_server
+from fleet_transport.tls_identity import TlsFiles
 
 PROBE_S = 3.0
 _MEND = "deploy the host again; a user's files: `fleetctl trust issue`"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 from datetime import UTC, datetime
 
-from fleet_protos.certificate import Certificate
-from fleet_protos.identity import Role
-from fleet_protos.revoked import Revocation
+from fleet_transport.certificate import Certificate
+from fleet_transport.revocation_list import Revocation
+from fleet_transport.tls_identity import Role
 
 GREETING = b"benchfleet refuses: "  # what a door says before it hangs up on a certificate that it knows and does not want
 _NOT_ISSUED = "not issued by this fleet's authority"

@@ -16,14 +16,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from fleet_protos.caller import line_of
-from fleet_protos.certificate import Certificate, parse
 from fleet_protos.errors import Conflict
-from fleet_protos.identity import Role, TlsFiles
-from fleet_protos.keys import Keys
-from fleet_protos.refusals import GREETING, refused_by_door, unwelcome
-from fleet_protos.revoked import RevokedList
-from fleet_protos.sockets import endpoint
+from fleet_transport.caller import line_of
+from fleet_transport.certificate import Certificate, parse
+from fleet_transport.revocation_list import RevokedList
+from fleet_transport.sockets import endpoint
+from fleet_transport.tls_errors import GREETING, refused_by_door, unwelcome
+from fleet_transport.tls_identity import Role, TlsFiles
+from fleet_transport.tls_reload import Keys
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import ssl
 import time
 from collections.abc import Callable
 
-from fleet_protos.certificate import Certificate, certificates
 from fleet_protos.errors import ConfigError
-from fleet_protos.identity import TlsFiles
-from fleet_protos.revoked import Stamp, stamp_of
-from fleet_protos.tls import load
+from fleet_transport.certificate import Certificate, certificates
+from fleet_transport.revocation_list import Stamp, stamp_of
+from fleet_transport.tls_client import load
+from fleet_transport.tls_identity import TlsFiles
 
 log = logging.getLogger(__name__)
 

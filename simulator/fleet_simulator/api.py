@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet_agent.engines.simulated import requests
-from fleet_agent.engines.simulated.arguments import PLAIN_RUNNING_CAP
-from fleet_agent.engines.simulated.batching import Batching, Generation
-from fleet_agent.engines.simulated.exposition import Snapshot, exposition
-from fleet_agent.engines.simulated.http import Exchange
-from fleet_agent.engines.simulated.prefix import PrefixCache
-from fleet_agent.engines.simulated.replies import GenerateReply, OpenAiReply, Shape, Telling, dump
-from fleet_agent.engines.simulated.text import Words, entry
-from fleet_protos.trial import Simulation
+from fleet_protos.trial_types import Simulation
+from fleet_simulator import request_parsing
+from fleet_simulator.batching import Batching, Generation
+from fleet_simulator.http_server import Exchange
+from fleet_simulator.metrics_text import Snapshot, exposition
+from fleet_simulator.prefix_cache import PrefixCache
+from fleet_simulator.responses import GenerateReply, OpenAiReply, Shape, Telling, dump
+from fleet_simulator.server_args import PLAIN_RUNNING_CAP
+from fleet_simulator.token_text import Words, entry
 
 VERSION = "0.5.23-simulated"
 _FLUSHED = (
@@ -123,9 +123,9 @@ class Api:
             "/flush_cache": self._flush_cache,
         }
         self._posts: dict[str, Callable[[Exchange], None]] = {
-            "/generate": lambda exchange: self._generate(exchange, requests.generate, self._native),
-            "/v1/chat/completions": lambda exchange: self._generate(exchange, requests.chat, self._chat),
-            "/v1/completions": lambda exchange: self._generate(exchange, requests.completion, self._completion),
+            "/generate": lambda exchange: self._generate(exchange, request_parsing.generate, self._native),
+            "/v1/chat/completions": lambda exchange: self._generate(exchange, request_parsing.chat, self._chat),
+            "/v1/completions": lambda exchange: self._generate(exchange, request_parsing.completion, self._completion),
             "/flush_cache": self._flush_cache,
         }
 
@@ -218,10 +218,10 @@ class Api:
         self.rates.accept_length = 0.0
         exchange.send(200, _FLUSHED.encode(), _TEXT)
 
-    def _generate(self, exchange: Exchange, read: Callable[[dict[str, Any]], requests.Ask], shape: Callable[[Telling], Shape]) -> None:
+    def _generate(self, exchange: Exchange, read: Callable[[dict[str, Any]], request_parsing.Ask], shape: Callable[[Telling], Shape]) -> None:
         try:
-            ask = read(requests.parse_body(exchange.request.body))
-        except requests.Refused as refused:
+            ask = read(request_parsing.parse_body(exchange.request.body))
+        except request_parsing.Refused as refused:
             error = {"object": "error", "message": str(refused), "type": refused.kind, "param": None, "code": 400}
             exchange.send(400, dump(error))
             return
@@ -230,7 +230,7 @@ class Api:
         elif not self._setup.simulation.hang:
             self._start(exchange, ask, shape)
 
-    def _start(self, exchange: Exchange, ask: requests.Ask, shape: Callable[[Telling], Shape]) -> None:
+    def _start(self, exchange: Exchange, ask: request_parsing.Ask, shape: Callable[[Telling], Shape]) -> None:
         telling = Telling(
             id=os.urandom(16).hex(),
             model=ask.model,
@@ -242,7 +242,7 @@ class Api:
             clock_offset_s=self._clock_offset_s,
         )
         place = entry(ask.prompt)
-        want, stops = requests.tokens_to_give(ask, place, short=self._setup.simulation.short_outputs)
+        want, stops = request_parsing.tokens_to_give(ask, place, short=self._setup.simulation.short_outputs)
         answer = Answer(exchange, shape(telling), stream=ask.wanted.stream)
         generation = Generation(len(ask.prompt), self._cache.look_up_and_keep(ask.prompt), want, place, stops, answer)
         if ask.wanted.stream:

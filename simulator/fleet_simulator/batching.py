@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleet_agent.engines.simulated.model import Configuration, accept_shares, decode_s, prefill_s
-from fleet_agent.engines.simulated.noise import accept_deck
+from fleet_simulator.noise import accept_deck
+from fleet_simulator.time_model import Configuration, accept_shares, decode_s, prefill_s
 
 MOST_STEPS_A_WAKE = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleet_agent.engines.simulated.batching import Totals
+from fleet_simulator.batching import Totals
 
 
 @dataclass(frozen=True, slots=True)

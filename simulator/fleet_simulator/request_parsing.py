@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_agent.engines.simulated.replies import Wanted
-from fleet_agent.engines.simulated.text import TEMPLATE
+from fleet_simulator.responses import Wanted
+from fleet_simulator.token_text import TEMPLATE
 
 _GENERATE_DEFAULT_TOKENS = 128
 _NATURAL_TOKENS_MIN = 200

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fleet_agent.engines.simulated.batching import Generation
-from fleet_agent.engines.simulated.http import frame
-from fleet_agent.engines.simulated.text import Words
+from fleet_simulator.batching import Generation
+from fleet_simulator.http_server import frame
+from fleet_simulator.token_text import Words
 
 DONE = frame(b"data: [DONE]\n\n")
 

@@ -1,6 +1,6 @@
 r"""Owns the process of the simulated engine: command line, socket, signals and the faults it was told to show. Starts in well under 0.3 s.
 
-    python -m fleet_agent.engines.simulated.server --model-path M --port P [any SGLang argument] \
+    python -m fleet_simulator.server --model-path M --port P [any SGLang argument] \
         --simulation '{"time_scale": 20, "launch": "TRIAL/ATTEMPT"}'
 """
 
@@ -18,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_agent.engines.simulated import arguments
-from fleet_agent.engines.simulated.alarm import Alarm
-from fleet_agent.engines.simulated.api import Api, Rates, Setup
-from fleet_agent.engines.simulated.batching import Batching, Generation
-from fleet_agent.engines.simulated.http import REASONS, Connection, Request
-from fleet_agent.engines.simulated.logbook import Logbook
-from fleet_agent.engines.simulated.meeting import Meeting
-from fleet_agent.engines.simulated.model import Configuration
-from fleet_agent.engines.simulated.noise import drift_factor, launch_factor, run_factor
-from fleet_protos.trial import Simulation
+from fleet_protos.trial_types import Simulation
+from fleet_simulator import server_args
+from fleet_simulator.api import Api, Rates, Setup
+from fleet_simulator.batching import Batching, Generation
+from fleet_simulator.http_server import REASONS, Connection, Request
+from fleet_simulator.noise import drift_factor, launch_factor, run_factor
+from fleet_simulator.rendezvous import Meeting
+from fleet_simulator.server_log import Logbook
+from fleet_simulator.time_model import Configuration
+from fleet_simulator.timerfd import Alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Start:
 
 def read_start(argv: Sequence[str], env: Mapping[str, str]) -> Start:
     """Raises ValueError with what is wrong with the command line."""
-    given = arguments.parse(argv)
+    given = server_args.parse(argv)
     raw = given.pop("simulation", "{}")
     knobs = json.loads(raw) if isinstance(raw, str) else {}
     launch = str(knobs.pop("launch", ""))
@@ -52,7 +52,7 @@ def read_start(argv: Sequence[str], env: Mapping[str, str]) -> Start:
         raise ValueError("the following arguments are required: --model-path/--model")
     try:
         simulation = Simulation(**{**knobs, "lost_env": tuple(knobs.get("lost_env", ()))})
-        args, warnings = arguments.resolve(given)
+        args, warnings = server_args.resolve(given)
     except TypeError as error:
         raise ValueError(f"argument value: {error}") from error
     if simulation.time_scale <= 0:
@@ -73,7 +73,7 @@ class Server:
         self._born_unix_s = time.time_ns() / 1e9
         knobs = start.simulation
         self._launch_factor = launch_factor(knobs.seed, start.launch, knobs.launch_noise)
-        configuration = Configuration(int(start.args["tp_size"]), start.nccl, arguments.speculation(start.args))
+        configuration = Configuration(int(start.args["tp_size"]), start.nccl, server_args.speculation(start.args))
         setup = Setup(start.args, start.command, knobs)
         self._setup = setup
         self._batching = Batching(configuration, setup.cap, knobs.time_scale, self._slow, f"{knobs.seed}:{start.launch}")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet_agent.engines.simulated.model import Speculation
+from fleet_simulator.time_model import Speculation
 
 _ALIASES = {
     "tp": "tp_size",

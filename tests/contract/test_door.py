@@ -17,16 +17,16 @@ import grpc
 import pytest
 from grpc import aio
 
-from fleet_protos.caller import caller
-from fleet_protos.certificate import Certificate, certificates
-from fleet_protos.door import Complaints, Door
 from fleet_protos.errors import ConfigError, Conflict
-from fleet_protos.gate import MessageGate
-from fleet_protos.identity import Role, TlsFiles, agent_name
-from fleet_protos.keys import server_context
-from fleet_protos.revoked import Revocation, revoked_text
-from fleet_protos.sockets import bind, endpoint
-from fleet_protos.tls import PROBE_S, channel, client_context, why_not
+from fleet_transport.caller import caller
+from fleet_transport.certificate import Certificate, certificates
+from fleet_transport.request_limits import MessageGate
+from fleet_transport.revocation_list import Revocation, revoked_text
+from fleet_transport.sockets import bind, endpoint
+from fleet_transport.tls_client import PROBE_S, channel, client_context, why_not
+from fleet_transport.tls_gateway import Complaints, Door
+from fleet_transport.tls_identity import Role, TlsFiles, agent_name
+from fleet_transport.tls_reload import server_context
 from tests.fakes.certificates import Maker
 
 LIMIT_S = 30.0

@@ -15,15 +15,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.agents import AgentClient
-from fleet_controller.cli.remote import RemoteController
-from fleet_controller.trust.certify import Issued
-from fleet_protos.certificate import certificates
+from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.hosts.agent_client import AgentClient
+from fleet_controller.pki.certificate_builder import Issued
 from fleet_protos.errors import HostUnreachable
-from fleet_protos.identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
-from fleet_protos.revoked import Revocation, revoked_text
-from fleet_protos.sockets import endpoint
-from fleet_protos.tls import why_not
+from fleet_transport.certificate import certificates
+from fleet_transport.revocation_list import Revocation, revoked_text
+from fleet_transport.sockets import endpoint
+from fleet_transport.tls_client import why_not
+from fleet_transport.tls_identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
 from tests.fakes.certificates import Maker
 
 LIMIT_S = 30.0
@@ -123,7 +123,7 @@ def controller_door(folder: Path) -> Iterator[Door]:
     (trust / "ca.key").chmod(0o600)
     server.certificate.write_bytes(issued.certificate_pem)
     server.key.write_bytes(issued.key_pem)
-    argv = ["fleet_controller.main", "--state", str(folder / "controller"), "--listen", "127.0.0.1:0"]
+    argv = ["fleet_controller.app.main", "--state", str(folder / "controller"), "--listen", "127.0.0.1:0"]
     with running(argv, folder / "log") as address:
         welcome = maker.files("welcome", maker.issue(Role.USER, "ann"))
         yield Door(Role.CONTROLLER, address, folder / "log", maker, trust / "revoked.json", server, welcome)

@@ -22,11 +22,10 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.core.soundness import shown
+from fleet_agent.core.admission.spec_validation import shown
 from fleet_protos.attachment import Trace, pack
 from fleet_protos.codec import to_proto
-from fleet_protos.sockets import listen_address
-from fleet_protos.trial import (
+from fleet_protos.trial_types import (
     AttachedFile,
     Container,
     EngineKind,
@@ -44,6 +43,7 @@ from fleet_protos.trial import (
 )
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
+from fleet_transport.sockets import listen_address
 
 SERVICE = "/fleet_protos.v1.AgentService/"
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["AgentService"].methods]

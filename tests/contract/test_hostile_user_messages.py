@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from fleet_controller.working import Working, working
+from fleet_controller.app.bootstrap import Working, working
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 

@@ -15,8 +15,8 @@ import grpc
 
 from fleet_protos.codec import from_proto
 from fleet_protos.events import Event
-from fleet_protos.sockets import listen_address
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
+from fleet_transport.sockets import listen_address
 
 JOB = """\
 apiVersion: benchfleet/v1

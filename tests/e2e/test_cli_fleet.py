@@ -96,12 +96,12 @@ def test_the_schema_of_either_file_is_printed(tmp_path: Path) -> None:
 
 def test_a_daemon_does_not_start_with_a_wrong_fleet_file_and_tells_every_finding(folder: Path) -> None:
     (folder / "fleet.yaml").write_text(FLEET.replace("currency: EUR", "currency: Euro").replace("cost_per_hour", "password"))
-    ended = run(folder, "-m", "fleet_controller.main", "--state", "controller", "--fleet", "fleet.yaml")
+    ended = run(folder, "-m", "fleet_controller.app.main", "--state", "controller", "--fleet", "fleet.yaml")
     assert ended.returncode == 2
     assert [line.split(": ")[1] for line in ended.stderr.splitlines()] == ["error bad_currency", "error password_key"]
 
 
 def test_a_daemon_says_that_hosts_on_other_machines_need_an_authority(folder: Path) -> None:
-    ended = run(folder, "-m", "fleet_controller.main", "--state", "controller", "--fleet", "fleet.yaml")
+    ended = run(folder, "-m", "fleet_controller.app.main", "--state", "controller", "--fleet", "fleet.yaml")
     assert ended.returncode == 2
     assert "gpu1 and 2 more are reached by TLS" in ended.stderr and "fleetctl init" in ended.stderr

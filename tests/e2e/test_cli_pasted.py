@@ -87,6 +87,6 @@ def test_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Path,
 
 def test_the_guide_explains_every_code_and_no_other() -> None:
     section = GUIDE.read_text(encoding="utf-8").split("## Start from a launch")[1].split("\n## ")[0]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "controller/fleet_controller/pasted").glob("*.py"))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "controller/fleet_controller/importers").rglob("*.py"))
     told = set(re.findall(r'(?:notes\.(?:error|warn|info)|\btell)\(\s*"([a-z_]+)"', sources))
     assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == told

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.processes import read_stat
+from fleet_agent.host.processes import read_stat
 from fleet_protos.events import Event, RunFinished, ServerLaunched
 from tests.e2e.crash import JOB, Running, children, title
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.establish import establish
-from fleet_protos.identity import agent_name
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.initialize import establish
+from fleet_transport.tls_identity import agent_name
 
 LIMIT_S = 120
 FLEET = """\

@@ -21,7 +21,7 @@ env
 env | grep '^HF_TOKEN=' > {seen}
 shift 2
 [ "$FAILS" = yes ] && {{ echo "RuntimeError: the hub refused the token $HF_TOKEN"; exit 3; }}
-exec {python} -m fleet_agent.engines.simulated.server "$@"
+exec {python} -m fleet_simulator.server "$@"
 """
 JOB = """\
 apiVersion: benchfleet/v1

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from fleet_controller.trust.authority import Authority
-from fleet_protos.certificate import certificates
-from fleet_protos.sockets import endpoint
+from fleet_controller.pki.authority import Authority
+from fleet_transport.certificate import certificates
+from fleet_transport.sockets import endpoint
 from tests.contract.test_doors import running
 from tests.fakes.free_port import free_port
 
@@ -92,7 +92,7 @@ def fleet(folder: Path, listen: str) -> Iterator[Fleet]:
     with running(agent, folder / "agent.log") as made.agent:
         (folder / "fleet.yaml").write_text(FLEET.format(host=HOST, port=endpoint(made.agent)[1]))
         state = folder / "state" / "controller"
-        controller = ["fleet_controller.main", "--state", str(state), "--fleet", str(folder / "fleet.yaml"), "--listen", f"{listen}:0"]
+        controller = ["fleet_controller.app.main", "--state", str(state), "--fleet", str(folder / "fleet.yaml"), "--listen", f"{listen}:0"]
         with running([*controller, "--metrics-port", str(made.metrics)], folder / "controller.log") as made.controller:
             made.controller = f"127.0.0.1:{endpoint(made.controller)[1]}"
             yield made

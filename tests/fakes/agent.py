@@ -16,12 +16,12 @@ from grpc import aio
 
 from fleet_protos import events as ev
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import PROTOCOL
-from fleet_protos.sockets import bind
-from fleet_protos.trial import Artifact, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.controller_epoch import Lease
+from fleet_protos.protocol_version import PROTOCOL
+from fleet_protos.trial_types import Artifact, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
+from fleet_transport.sockets import bind
 
 CHUNK = 1000
 

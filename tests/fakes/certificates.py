@@ -11,8 +11,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleet_controller.trust.certify import Issued, Subject, make_authority, make_certificate
-from fleet_protos.identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
+from fleet_controller.pki.certificate_builder import (
+    Issued,
+    Subject,
+    make_authority,
+    make_certificate,
+)
+from fleet_transport.tls_identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet_agent.journal import Journal
+from fleet_agent.storage.journal import Journal
 from fleet_protos.events import Body, TrialAccepted, TrialOver, WarmedUp
-from fleet_protos.trial import Phase
+from fleet_protos.trial_types import Phase
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.establish import establish
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.initialize import establish
 
 
 def _finish(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from fleet_agent.load.native.library import FOLDER_VARIABLE, built, compiler, library
+from fleet_agent.load.client.native.library import FOLDER_VARIABLE, built, compiler, library
 
 WAYS: Final = ("c", "python")
 FOLDER: Final = Path(__file__).resolve().parents[2] / ".venv" / "native"

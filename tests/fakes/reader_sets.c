@@ -1,7 +1,7 @@
 /* Leads one connection through reader.c by single steps, without a second thread: which of its two sets tells of the connection when. Prints
    what was wrong, and nothing when all was right. */
 #define _GNU_SOURCE
-#include "parts.h"
+#include "internal.h"
 
 #include <stdio.h>
 #include <string.h>

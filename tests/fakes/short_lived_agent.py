@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fleet_agent.engines.engine import LaunchCommand
-from fleet_agent.supervisor import Supervisor
+from fleet_agent.core.engine import LaunchCommand
+from fleet_agent.server.supervisor import Supervisor
 
 
 async def main() -> None:

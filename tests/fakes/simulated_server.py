@@ -91,7 +91,7 @@ def simulated_server(
     """A simulated server of model `demo/model` with extra `args`; killed at the end unless it is already gone."""
     port = port or free_port()
     log = folder / f"simulated-{port}.log"
-    argv = [sys.executable, "-m", "fleet_agent.engines.simulated.server", "--model-path", "demo/model", "--port", str(port), *args]
+    argv = [sys.executable, "-m", "fleet_simulator.server", "--model-path", "demo/model", "--port", str(port), *args]
     base = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
     with log.open("wb") as output:
         process = subprocess.Popen(

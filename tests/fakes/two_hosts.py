@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from fleet_protos.sockets import listen_address
+from fleet_transport.sockets import listen_address
 
 HOSTS = ("host-a", "host-b")
 

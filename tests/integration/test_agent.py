@@ -17,13 +17,22 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_agent.processes import read_stat
+from fleet_agent.host.processes import read_stat
 from fleet_protos import events as ev
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.errors import ErrorKind
-from fleet_protos.sockets import listen_address
-from fleet_protos.trial import EngineKind, EngineSpec, Measure, Outcome, Phase, Simulation, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Measure,
+    Outcome,
+    Phase,
+    Simulation,
+    TrialSpec,
+    Workload,
+)
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
+from fleet_transport.sockets import listen_address
 from tests.fakes.simulated_server import simulated_server
 
 LIMIT_S = 60.0

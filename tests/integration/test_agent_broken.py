@@ -11,15 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.agent import Agent
-from fleet_agent.assembly import assemble
-from fleet_agent.config import AgentConfig
-from fleet_agent.journal import JournalFailed
-from fleet_controller.agents import AgentClient
+from fleet_agent.app.bootstrap import assemble
+from fleet_agent.app.config import AgentConfig
+from fleet_agent.storage.journal import JournalFailed
+from fleet_agent.trials.agent import Agent
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos import events as ev
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict
-from fleet_protos.lease import Lease
-from fleet_protos.trial import EngineKind, EngineSpec, ErrorKind, Gang, Measure, Outcome, Phase, Simulation, TrialSpec
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    ErrorKind,
+    Gang,
+    Measure,
+    Outcome,
+    Phase,
+    Simulation,
+    TrialSpec,
+)
 
 LIMIT_S = 60.0
 ENGINE = EngineSpec(

@@ -16,7 +16,7 @@ import pytest
 
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome
+from fleet_protos.trial_types import Outcome
 from tests.integration.test_agent import Line, over, trial
 
 BOX = Path(__file__).parents[1] / "unit/data/host/eight-gpus.json"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.metrics import AgentMetrics
+from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos import events as ev
-from fleet_protos.trial import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
 from fleet_protos.v1 import agent_pb2
 from tests.integration.test_agent import running_agent
 
@@ -25,7 +25,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C libr
 # Threads that hold pieces at once, each in the arena that it was given; then a large piece is freed and another one taken.
 PIECES = """
 import ctypes, threading
-from fleet_agent.allocator import settle_allocator
+from fleet_agent.app.malloc_settings import settle_allocator
 assert settle_allocator()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

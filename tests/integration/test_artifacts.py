@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.agents import AgentClient
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos.errors import HostUnreachable
-from fleet_protos.trial import Artifact
+from fleet_protos.trial_types import Artifact
 from tests.fakes.agent import CHUNK, FakeAgent
 
 CONTENT = bytes(range(256)) * 10  # two chunks and a half

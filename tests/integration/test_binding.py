@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from fleet_agent.core.engine import Place
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.engines.engine import Place
-from fleet_agent.engines.sglang.binding import cpu_list
-from fleet_agent.processes import read_stat
-from fleet_agent.supervisor import Supervisor
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_agent.engines.sglang.launch.cpu_binding import cpu_list
+from fleet_agent.host.processes import read_stat
+from fleet_agent.server.supervisor import Supervisor
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 PYTHON = f"""#!/bin/sh
 shift 2
-exec {sys.executable} -m fleet_agent.engines.simulated.server "$@"
+exec {sys.executable} -m fleet_simulator.server "$@"
 """
 
 

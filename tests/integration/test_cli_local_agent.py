@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.embedded import AgentPlace, LocalAgent
+from fleet_controller.app.local_agent import AgentPlace, LocalAgent
 from fleet_protos.errors import HostUnreachable
 
 FAKE = str(Path(__file__).parents[1] / "fakes" / "bare_agent.py")

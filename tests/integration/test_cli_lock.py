@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.lock import held
+from fleet_controller.store.file_lock import held
 from fleet_protos.errors import ConfigError, Conflict
 
 HOLD = """
 import sys
 from pathlib import Path
-from fleet_controller.lock import held
+from fleet_controller.store.file_lock import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

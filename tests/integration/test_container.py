@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fleet_agent.core.engine import Engine, LaunchCommand, Place
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.engines.engine import Engine, LaunchCommand, Place
-from fleet_agent.ports import Ports
-from fleet_agent.processes import members_of
-from fleet_agent.secrets import Secrets
-from fleet_agent.starting import clear_up, prepare
-from fleet_agent.supervisor import ServerProcess, Supervisor
+from fleet_agent.host.processes import members_of
+from fleet_agent.server.launch_setup import clear_up, prepare
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import ServerProcess, Supervisor
+from fleet_agent.storage.secrets import Secrets
 from fleet_protos.events import ServerStopped
-from fleet_protos.trial import Container, EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial_types import Container, EngineKind, EngineSpec, TrialSpec
 from tests.fakes.containers import IMAGE, Podman, host_mounts, working_podman
 
 ROOT = Path(__file__).parents[2]

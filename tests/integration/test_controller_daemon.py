@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.cli.remote import RemoteController
-from fleet_controller.report.values import JobDetail
+from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.core.controller_api import JobDetail
 from fleet_protos.errors import ConfigError, Conflict, FleetError, HostUnreachable
-from fleet_protos.sockets import listen_address
+from fleet_transport.sockets import listen_address
 from tests.fakes.agent import FakeAgent
 
 JOB = """\
@@ -63,7 +63,7 @@ class Daemon:
 
 @asynccontextmanager
 async def daemon(state: Path, *arguments: str) -> AsyncIterator[Daemon]:
-    argv = (sys.executable, "-m", "fleet_controller.main", "--state", str(state), *arguments)
+    argv = (sys.executable, "-m", "fleet_controller.app.main", "--state", str(state), *arguments)
     process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, start_new_session=True)
     try:
         yield Daemon(process, state)

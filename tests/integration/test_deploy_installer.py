@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.deploy.own_wheel import NAME, own_wheel
+from fleet_controller.deploy.agent_wheel import NAME, own_wheel
+from fleet_controller.deploy.installer_session import INSTALLER, remote_source
 from fleet_controller.deploy.remote.probe import STARTER
-from fleet_controller.deploy.session import INSTALLER, remote_source
 
 KEEPER = Path(__file__).parents[2] / "controller/fleet_controller/deploy/remote/keeper.py"
 OLD_PYTHONS = [str(path) for path in sorted(Path("~/.pyenv/versions").expanduser().glob("3.[6-9].*/bin/python"))]

@@ -13,9 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_knowledge.failures import kind_of
+from fleet_knowledge.failure_classes import kind_of
 from fleet_protos import events as ev
-from fleet_protos.trial import ErrorKind, Outcome
+from fleet_protos.trial_types import ErrorKind, Outcome
 from fleet_protos.v1 import agent_pb2
 from tests.fakes.small_disk import SmallDisk
 from tests.integration.test_agent import Line, assert_server_gone, bodies, over, trial

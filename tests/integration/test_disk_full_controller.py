@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.cli.remote import RemoteController
+from fleet_controller.cli.controller_client import RemoteController
 from fleet_protos import events as ev
-from fleet_protos.trial import Artifact, Phase
+from fleet_protos.trial_types import Artifact, Phase
 from tests.fakes.agent import FakeAgent, run_of
 from tests.fakes.looks import eventually
 from tests.fakes.small_disk import SmallDisk
@@ -43,7 +43,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 @asynccontextmanager
 async def controller_on(disk: SmallDisk, folder: Path, agent: FakeAgent, *flags: str) -> AsyncIterator[RemoteController]:
     door = f"unix:{folder}/c.sock"
-    argv = ("-m", "fleet_controller.main", "--state", str(disk.folder), "--agent", agent.address, "--listen", door, *flags)
+    argv = ("-m", "fleet_controller.app.main", "--state", str(disk.folder), "--agent", agent.address, "--listen", door, *flags)
     process = disk.start(*argv, log=folder / "log")
     try:
         await eventually(lambda: asyncio.to_thread((folder / "log").read_text), lambda text: "listening on" in text)

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from fleet_agent.engines import http
+from fleet_agent.load.client import http_fetch
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-async def answered(answer: bytes, *, closes: bool) -> http.Answer:
+async def answered(answer: bytes, *, closes: bool) -> http_fetch.Answer:
     """What is had from a server that says that, and then closes or keeps the connection open."""
     over = asyncio.Event()
 
@@ -28,7 +28,7 @@ async def answered(answer: bytes, *, closes: bool) -> http.Answer:
     port = server.sockets[0].getsockname()[1]
     try:
         async with asyncio.timeout(20):
-            return await http.exchange(f"http://127.0.0.1:{port}/base/", "/path")
+            return await http_fetch.exchange(f"http://127.0.0.1:{port}/base/", "/path")
     finally:
         over.set()
         server.close()
@@ -45,7 +45,7 @@ async def answered(answer: bytes, *, closes: bool) -> http.Answer:
         (b"HTTP/1.1 204 No Content\r\n\r\n", (204, b"")),
     ],
 )
-async def test_an_answer_ends_where_it_says(answer: bytes, expected: http.Answer, *, closes: bool) -> None:
+async def test_an_answer_ends_where_it_says(answer: bytes, expected: http_fetch.Answer, *, closes: bool) -> None:
     assert await answered(answer, closes=closes) == expected
 
 
@@ -70,6 +70,6 @@ async def test_what_is_no_whole_answer_is_told(answer: bytes, error: type[Except
 
 
 async def test_an_answer_without_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "LARGEST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(http_fetch, "LARGEST_ANSWER_BYTES", 1000)
     with pytest.raises(EOFError, match="larger than 1000 bytes"):
         await answered(OK + b"\r\n" + 2000 * b"x", closes=False)

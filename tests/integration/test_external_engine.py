@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.engines.engine import Place
-from fleet_agent.engines.external import ExternalEngine
+from fleet_agent.core.engine import Place
+from fleet_agent.engines.external_engine import ExternalEngine
 from fleet_protos.errors import ConfigError, ErrorKind, ServerFailed
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 from tests.fakes.scripted_server import scripted_server
 from tests.fakes.simulated_server import free_port, simulated_server
 

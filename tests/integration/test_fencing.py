@@ -12,14 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.agents import AgentClient
-from fleet_controller.working import working
+from fleet_controller.app.bootstrap import working
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos import events as ev
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict, Superseded
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import PROTOCOL
-from fleet_protos.sockets import listen_address
-from fleet_protos.trial import EngineKind, EngineSpec, Gang, Measure, Outcome, Simulation, TrialSpec
+from fleet_protos.protocol_version import PROTOCOL
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gang,
+    Measure,
+    Outcome,
+    Simulation,
+    TrialSpec,
+)
+from fleet_transport.sockets import listen_address
 from tests.fakes.looks import eventually
 
 LIMIT_S = 30.0

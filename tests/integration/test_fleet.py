@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.fleet import Fleet
-from fleet_controller.report.values import JobDetail
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.core.controller_api import JobDetail
 from fleet_controller.store.store import Store
-from fleet_controller.working import working
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, HostUnreachable
-from fleet_protos.trial import Artifact, Outcome, TrialSpec
+from fleet_protos.trial_types import Artifact, Outcome, TrialSpec
 from tests.fakes.agent import FakeAgent, run_of
 
 JOB = """\

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.core.controller_api import HostStatus, JobDetail
 from fleet_controller.core.inventory import FleetHost, Inventory
-from fleet_controller.fleet import Fleet
-from fleet_controller.following import following
-from fleet_controller.peers import Following, Ways, peers, without_tls
-from fleet_controller.report.values import HostStatus, JobDetail
-from fleet_controller.spec.findings import JobRejected
-from fleet_controller.working import working
+from fleet_controller.hosts.target_access import following
+from fleet_controller.hosts.targets import Following, Ways, peers, without_tls
+from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError, HostUnreachable
 from tests.fakes.agent import FakeAgent
 

@@ -11,16 +11,24 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.processes import read_stat
-from fleet_controller.agents import AgentClient
+from fleet_agent.host.processes import read_stat
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.core.controller_api import JobDetail
 from fleet_controller.core.gang import member_specs, placed
-from fleet_controller.fleet import Fleet
-from fleet_controller.report.values import JobDetail
-from fleet_controller.spec.findings import JobRejected
-from fleet_controller.working import working
+from fleet_controller.hosts.agent_client import AgentClient
+from fleet_controller.yaml.findings import JobRejected
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind
-from fleet_protos.trial import EngineKind, EngineSpec, Gang, Outcome, Phase, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gang,
+    Outcome,
+    Phase,
+    TrialSpec,
+    Workload,
+)
 from tests.fakes.agent import FakeAgent
 from tests.fakes.two_hosts import two_hosts
 

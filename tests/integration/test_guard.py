@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.engines.engine import LaunchCommand
-from fleet_agent.guard import Guard
-from fleet_agent.supervisor import ServerProcess, Supervisor
-from fleet_agent.watching import look
+from fleet_agent.core.engine import LaunchCommand
+from fleet_agent.server.monitor import Guard
+from fleet_agent.server.process_watch import look
+from fleet_agent.server.supervisor import ServerProcess, Supervisor
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import EngineSpec
+from fleet_protos.trial_types import EngineSpec
 
 FAKE = Path(__file__).parents[1] / "fakes" / "many_processes.py"
 TOLD_WITHIN_S, PATIENT_S, STOP_S = 1.0, 20.0, 10.0

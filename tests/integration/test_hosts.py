@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.cli.care import check, drain, undrain
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.hosts import Action
-from fleet_controller.cli.remote import RemoteController
-from fleet_controller.fleet import Fleet
-from fleet_controller.peers import Following, peers
-from fleet_controller.report.values import JobDetail
-from fleet_controller.working import working
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.cli.commands.hosts import Action
+from fleet_controller.cli.commands.hosts_drain import check, drain, undrain
+from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.hosts.targets import Following, peers
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind, ExitCode, NotFound
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from tests.fakes.agent import FakeAgent
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller import patience
-from fleet_controller.core.giving_up import given_up
-from fleet_controller.core.state import GIVEN_UP, Attempt, Trial
-from fleet_controller.fleet import Fleet
-from fleet_controller.peers import Following, peers
-from fleet_controller.report.values import JobDetail
-from fleet_controller.working import working
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.core.give_up import given_up
+from fleet_controller.core.trial_state import GIVEN_UP, Attempt, Trial
+from fleet_controller.hosts import host_timeouts
+from fleet_controller.hosts.targets import Following, peers
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Artifact, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Artifact, Outcome, Phase, TrialSpec
 from tests.fakes.agent import FakeAgent, run_of
 from tests.fakes.looks import eventually
 
@@ -133,7 +133,7 @@ async def cancelled_while_away(fleet: Fleet, agent: FakeAgent) -> tuple[str, Tri
 async def test_a_job_that_is_cancelled_while_its_host_is_away_ends(
     tmp_path: Path, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "CANCELLED_AFTER_S", 0.5)
+    monkeypatch.setattr(host_timeouts, "CANCELLED_AFTER_S", 0.5)
     async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
         job_id, spec = await cancelled_while_away(fleet, agent)
         detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
@@ -150,7 +150,7 @@ async def test_a_job_that_is_cancelled_while_its_host_is_away_ends(
 async def test_what_a_cancelled_trial_had_measured_before_counts_once(
     tmp_path: Path, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "CANCELLED_AFTER_S", 0.5)
+    monkeypatch.setattr(host_timeouts, "CANCELLED_AFTER_S", 0.5)
     agent.replays = True
     async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
         job_id, spec = await cancelled_while_away(fleet, agent)

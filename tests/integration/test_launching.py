@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.launching import Tools, TrialServer
-from fleet_agent.listening import stranger_at
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.processes import ProcessStat, read_stat
-from fleet_agent.supervisor import Supervisor
+from fleet_agent.host.port_owner import stranger_at
+from fleet_agent.host.processes import ProcessStat, read_stat
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor
+from fleet_agent.server.trial_server import Tools, TrialServer
 from fleet_protos import events as ev
-from fleet_protos.trial import EngineKind, EngineSpec, Simulation, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, Simulation, TrialSpec
 from tests.fakes.simulated_server import simulated_server
 
 READY_S = 30.0

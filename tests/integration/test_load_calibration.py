@@ -13,15 +13,15 @@ from dataclasses import fields, replace
 import pytest
 
 from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
-from fleet_agent.load.body import Target, http_request
-from fleet_agent.load.calibration import Calibration, Capacity, Driven, calibrate, with_use
-from fleet_agent.load.client import Endpoint, Exchange
-from fleet_agent.load.columns import Columns
-from fleet_agent.load.decode import decode
-from fleet_agent.load.null_server import LONG_PATH, SHORT_PATH, NullServer
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.shard import ShardPlan, ShardResult, run_shard
-from fleet_agent.load.summary import Summary
+from fleet_agent.load.client.http_client import Endpoint, Exchange
+from fleet_agent.load.client.request_body import Target, http_request
+from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.results.request_columns import Columns
+from fleet_agent.load.results.run_summary import Summary
+from fleet_agent.load.workers.calibration import Calibration, Capacity, Driven, calibrate, with_use
+from fleet_agent.load.workers.null_server import LONG_PATH, SHORT_PATH, NullServer
+from fleet_agent.load.workers.shard import ShardPlan, ShardResult, run_shard
+from fleet_agent.load.workload.prompts import Draw
 from tests.fakes import streams
 from tests.fakes.scripted_server import served
 

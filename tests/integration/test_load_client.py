@@ -12,16 +12,24 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.load.body import Target
-from fleet_agent.load.cache import flush, template_tokens
-from fleet_agent.load.client import Endpoint, Exchange
-from fleet_agent.load.decode import decode
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.records import Response
-from fleet_agent.load.shard import ShardPlan, ShardResult, run_shard
+from fleet_agent.load.client.http_client import Endpoint, Exchange
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.request_record import Response
+from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.client.server_cache import flush, template_tokens
+from fleet_agent.load.workers.shard import ShardPlan, ShardResult, run_shard
+from fleet_agent.load.workload.prompts import Draw
 from tests.fakes import streams
 from tests.fakes.native import WAYS, reading
-from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, ScriptedServer, scripted_server, served
+from tests.fakes.scripted_server import (
+    CLOSE,
+    RESET,
+    SILENCE,
+    Script,
+    ScriptedServer,
+    scripted_server,
+    served,
+)
 from tests.fakes.simulated_server import free_port
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"

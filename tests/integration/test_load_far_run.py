@@ -10,14 +10,14 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
-from fleet_agent.load.body import Target
-from fleet_agent.load.cluster import Files, Part
-from fleet_agent.load.columns import Columns
-from fleet_agent.load.crew import Done
-from fleet_agent.load.far_crew import FarCrew
-from fleet_agent.load.far_shard import FarShard
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.shard import Room, ShardPlan
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.cluster.cluster_workers import FarCrew
+from fleet_agent.load.cluster.membership import Files, Part
+from fleet_agent.load.cluster.shard_actor import FarShard
+from fleet_agent.load.results.request_columns import Columns
+from fleet_agent.load.workers.local_workers import Done
+from fleet_agent.load.workers.shard import Room, ShardPlan
+from fleet_agent.load.workload.prompts import Draw
 from tests.fakes import streams
 from tests.fakes.scripted_server import served
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from fleet_agent.load import native
-from fleet_agent.load.native.library import END, Answer, Library, News, built
+from fleet_agent.load.client import native
+from fleet_agent.load.client.native.library import END, Answer, Library, News, built
 from tests.fakes.native import FOLDER, need_compiler
 
 ROOT: Final = Path(__file__).resolve().parents[2]

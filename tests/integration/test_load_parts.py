@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleet_agent.load.cluster import Files, Part, Secrets
-from fleet_agent.load.parts import LoadParts
-from fleet_controller.agents import AgentClient, LoadPart
-from fleet_controller.trust.cluster import ClusterTrust
+from fleet_agent.load.cluster.membership import Files, Part, Secrets
+from fleet_agent.load.cluster_roles import LoadParts
+from fleet_controller.hosts.agent_client import AgentClient, LoadPart
+from fleet_controller.pki.load_cluster_ca import ClusterTrust
 from fleet_protos.errors import ConfigError, Conflict, Superseded
-from fleet_protos.trial import LoadPlan, TrialSpec
+from fleet_protos.trial_types import LoadPlan, TrialSpec
 from tests.fakes.two_hosts import agent
 
 LEAD = "127.0.0.1:9"  # nothing listens there
@@ -32,7 +32,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.integration.test_load_parts import PART, SECRETS
-from fleet_agent.load.parts import LoadParts
+from fleet_agent.load.cluster_roles import LoadParts
 async def main():
     parts = LoadParts(Path(sys.argv[1]))
     await parts.join(PART, SECRETS)
@@ -56,7 +56,7 @@ def nodes(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if "fleet_agent.load.node" in words and any(str(folder) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+            if "fleet_agent.load.cluster.load_host_process" in words and any(str(folder) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue

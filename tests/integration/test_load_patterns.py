@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_agent.load.asks import Asks
-from fleet_agent.load.body import Target
-from fleet_agent.load.columns import Columns
+from fleet_agent.load.client.request_body import Target
 from fleet_agent.load.driver import plan_shards
-from fleet_agent.load.made_text import WORDS_PER_TOKEN
 from fleet_agent.load.messages import LoadRequest
-from fleet_agent.load.shard import run_shard
-from fleet_agent.load.summary import Conditions, Summary, summarise
+from fleet_agent.load.results.request_columns import Columns
+from fleet_agent.load.results.run_summary import Conditions, Summary, summarise
+from fleet_agent.load.workers.shard import run_shard
+from fleet_agent.load.workload.request_plan import Asks
+from fleet_agent.load.workload.synthetic_text import WORDS_PER_TOKEN
 from fleet_protos.attachment import Prompts, Trace, pack
-from fleet_protos.trial import Lengths, Part, SharedPrefix, Stage, Workload
+from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Stage, Workload
 from tests.fakes.simulated_server import Running, simulated_server
 
 SCALE = 100.0

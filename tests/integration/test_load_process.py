@@ -19,10 +19,10 @@ import pytest
 import pytest_asyncio
 
 from fleet_agent.core.gates import RunFacts
+from fleet_agent.load.load_process import LoadProcess, driver_env
 from fleet_agent.load.messages import LoadRequest
-from fleet_agent.load.process import LoadProcess, driver_env
 from fleet_protos.errors import LoadFailed
-from fleet_protos.trial import Workload
+from fleet_protos.trial_types import Workload
 from tests.fakes import streams
 from tests.fakes.scripted_server import SILENCE, served
 from tests.fakes.simulated_server import Running, simulated_server, speculative
@@ -34,7 +34,7 @@ STALLS = ((streams.chat([" a"]),), (streams.chat([" a"]),), (streams.chat([" a"]
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from fleet_agent.load.process import LoadProcess
+from fleet_agent.load.load_process import LoadProcess
 async def main():
     load = LoadProcess()
     await load.start(Path(sys.argv[1]))
@@ -60,7 +60,7 @@ class Node:
 """,
 }
 STARTED = """
-from fleet_agent.load.ray_session import RaySession
+from fleet_agent.load.workers.ray_session import RaySession
 session = RaySession()
 try:
     print("started at try", len(session.start().starts))

@@ -11,15 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fleet_agent.load.asks import asks_of
-from fleet_agent.load.body import Target
-from fleet_agent.load.crew import Done
+from fleet_agent.load.client.request_body import Target
 from fleet_agent.load.driver import Driver
 from fleet_agent.load.messages import RUN, LoadRequest
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.shard import Room, ShardPlan, run_shard
+from fleet_agent.load.workers.local_workers import Done
+from fleet_agent.load.workers.shard import Room, ShardPlan, run_shard
+from fleet_agent.load.workload.prompts import Draw
+from fleet_agent.load.workload.request_plan import asks_of
 from fleet_protos.errors import LoadFailed
-from fleet_protos.trial import Workload
+from fleet_protos.trial_types import Workload
 from tests.fakes import streams
 from tests.fakes.scripted_server import served
 

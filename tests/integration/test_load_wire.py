@@ -18,18 +18,18 @@ from typing import cast
 import pytest
 import uvloop
 
-from fleet_agent.load import client
-from fleet_agent.load.asks import Ask, Asks
-from fleet_agent.load.body import Target
-from fleet_agent.load.client import Connection, Endpoint, Exchange
-from fleet_agent.load.decode import decode
-from fleet_agent.load.native.library import library
-from fleet_agent.load.native.wire import new_wire
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.shard import Room, ShardPlan, run_shard
-from fleet_agent.load.wire import arrival_ns
-from fleet_controller.trust.certify import Subject, make_certificate
-from fleet_protos.identity import Role
+from fleet_agent.load.client import http_client
+from fleet_agent.load.client.http_client import Connection, Endpoint, Exchange
+from fleet_agent.load.client.native.library import library
+from fleet_agent.load.client.native_reader import new_wire
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.client.socket_reader import arrival_ns
+from fleet_agent.load.workers.shard import Room, ShardPlan, run_shard
+from fleet_agent.load.workload.prompts import Draw
+from fleet_agent.load.workload.request_plan import Ask, Asks
+from fleet_controller.pki.certificate_builder import Subject, make_certificate
+from fleet_transport.tls_identity import Role
 from tests.fakes import streams
 from tests.fakes.certificates import Maker
 from tests.fakes.native import WAYS, reading
@@ -164,7 +164,7 @@ async def test_a_server_under_another_name_is_not_met(tmp_path: Path) -> None:
 
 
 async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(http_client, "MOST_BYTES", 1 << 20)
     endless = [streams.HEAD, *[streams.chunk(streams.delta(content="x" * 60_000))] * 400]
     with served(tuple(endless)) as server:
         endpoint = Endpoint(server.url)

@@ -15,10 +15,10 @@ from typing import Final
 
 import pytest
 
-from fleet_agent.load import native
-from fleet_agent.load.client import Connection, Endpoint, Exchange
-from fleet_agent.load.decode import decode
-from fleet_agent.load.native.library import FOLDER_VARIABLE, library
+from fleet_agent.load.client import native
+from fleet_agent.load.client.http_client import Connection, Endpoint, Exchange
+from fleet_agent.load.client.native.library import FOLDER_VARIABLE, library
+from fleet_agent.load.client.response_decoder import decode
 from tests.fakes import streams
 from tests.fakes.native import WAYS, need_compiler, reading
 from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, served

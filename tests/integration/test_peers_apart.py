@@ -13,21 +13,21 @@ import grpc
 import pytest
 from grpc import aio
 
-from fleet_controller.cli.remote import RemoteController
-from fleet_controller.cli.up import contact_lines
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.app.service import ControllerService
+from fleet_controller.cli.commands.up import contact_lines
+from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.core.compatibility import clock_remark, not_understood
+from fleet_controller.core.controller_api import HostStatus, JobDetail
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.core.terms import clock_remark, not_understood
-from fleet_controller.fleet import Fleet
-from fleet_controller.peers import Following, Peer, Ways, without_tls
-from fleet_controller.report.values import HostStatus, JobDetail
-from fleet_controller.service import ControllerService
-from fleet_controller.working import working
+from fleet_controller.hosts.targets import Following, Peer, Ways, without_tls
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind
-from fleet_protos.protocol import PROTOCOL
-from fleet_protos.sockets import bind
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.protocol_version import PROTOCOL
+from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2_grpc
+from fleet_transport.sockets import bind
 from tests.fakes.agent import FakeAgent, run_of
 from tests.fakes.looks import eventually
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.load.body import Target
-from fleet_agent.load.cluster import Files, Part, Secrets
-from fleet_agent.load.relays import Relays
-from fleet_controller.trust.cluster import ClusterTrust
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.cluster.membership import Files, Part, Secrets
+from fleet_agent.load.cluster.relay_launcher import Relays
+from fleet_controller.pki.load_cluster_ca import ClusterTrust
 from fleet_protos.errors import LoadFailed
 
 LIMIT_S = 20.0
@@ -145,7 +145,7 @@ async def test_a_relay_ends_with_who_started_it(tmp_path: Path) -> None:
     files = cluster(tmp_path / "c")
     paths = ["--certificate", files.certificate, "--key", files.key, "--authority", files.authority]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fleet_agent.load.relay", "--address", "127.0.0.1", "--port", "9", *map(str, paths),
+        sys.executable, "-m", "fleet_agent.load.cluster.relay", "--address", "127.0.0.1", "--port", "9", *map(str, paths),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None and process.stdin is not None

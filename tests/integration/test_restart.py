@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import event
 
 from benchmarks.full_store import add_finished, spec_of
-from fleet_controller.desk import Desk
-from fleet_controller.reading import StoredJobs
+from fleet_controller.jobs.queries import StoredJobs
+from fleet_controller.jobs.state_writer import Desk
 from fleet_controller.store.store import JobRow, Store
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import Outcome
+from fleet_protos.prometheus_series import RunSeries
+from fleet_protos.trial_types import Outcome
 
 JOBS = 3
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.engines.simulated.engine import SimulatedEngine
+from fleet_agent.engines.simulated.simulated_engine import SimulatedEngine
 from fleet_protos.errors import ServerFailed
-from fleet_protos.trial import EngineKind, EngineSpec, GateEffect, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, GateEffect, TrialSpec
 from tests.fakes.simulated_server import TUNED, Running, free_port, simulated_server, speculative
 
 SPEC = TrialSpec("trial", engine=EngineSpec(EngineKind.SIMULATED, "demo/model", args={"tp_size": 8}))

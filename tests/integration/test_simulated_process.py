@@ -15,9 +15,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fleet_agent.engines.simulated.model import Configuration, Speculation, stream_tok_s
+from fleet_simulator.time_model import Configuration, Speculation, stream_tok_s
 from tests.contract.http_client import Client
-from tests.fakes.simulated_server import START_LIMIT_S, TUNED, Running, free_port, simulated_server, speculative
+from tests.fakes.simulated_server import (
+    START_LIMIT_S,
+    TUNED,
+    Running,
+    free_port,
+    simulated_server,
+    speculative,
+)
 
 SCALE = 20.0
 TOKENS = 500
@@ -72,7 +79,7 @@ def test_launches_of_one_seed_differ_and_repeat(tmp_path: Path) -> None:
 
 
 def test_it_loads_nothing_that_takes_time_to_start() -> None:
-    program = "import sys, fleet_agent.engines.simulated.server; print(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import sys, fleet_simulator.server; print(*{name.partition('.')[0] for name in sys.modules})"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert set(told.stdout.split()) & {"google", "grpc", "numpy", "psutil", "pyarrow", "pydantic", "ray"} == set()
 

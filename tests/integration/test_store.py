@@ -18,18 +18,28 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
-from fleet_controller.core.health import Failed, HostRecord
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.state import GIVEN_UP, Attempt
-from fleet_controller.core.waiting import waiting_of
-from fleet_controller.store import schema
-from fleet_controller.store.claim import claimed
+from fleet_controller.core.quarantine import Failed, HostRecord
+from fleet_controller.core.schedule_inputs import waiting_of
+from fleet_controller.core.trial_state import GIVEN_UP, Attempt
+from fleet_controller.store import database
 from fleet_controller.store.store import JobRow, Store
 from fleet_controller.store.tables import metadata
+from fleet_controller.store.writer_lock import claimed
 from fleet_protos import events as ev
 from fleet_protos.codec import to_json
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind
-from fleet_protos.trial import Artifact, EngineKind, EngineSpec, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import (
+    Artifact,
+    EngineKind,
+    EngineSpec,
+    Gate,
+    GateEffect,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+)
 from fleet_protos.v1 import trial_pb2
 
 JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
@@ -84,7 +94,7 @@ def address(request: pytest.FixtureRequest, postgres: str, tmp_path: Path) -> It
     if not postgres:
         pytest.skip("NOT RUN: no PostgreSQL server is installed here (apt-get install postgresql)")
     yield postgres
-    engine = schema.connect(postgres)
+    engine = database.connect(postgres)
     with engine.begin() as connection:
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
@@ -100,15 +110,15 @@ def store(address: str) -> Iterator[Store]:
 
 
 def test_migrations_make_exactly_the_tables_that_the_code_uses(address: str) -> None:
-    engine = schema.connect(address)
+    engine = database.connect(address)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     engine.dispose()
 
 
 def test_head_names_the_newest_migration() -> None:
-    script = ScriptDirectory(str(Path(schema.__file__).parent / "migrations"))
-    assert script.get_current_head() == schema.HEAD
+    script = ScriptDirectory(str(Path(database.__file__).parent / "migrations"))
+    assert script.get_current_head() == database.HEAD
 
 
 def test_a_job_and_its_trials_come_back_as_they_were_put_in(store: Store, address: str) -> None:
@@ -265,7 +275,7 @@ def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tm
     """Made by the first migration alone: its jobs have no priority, and their trials stay where the plan put them."""
     old = tmp_path / "old.sqlite3"
     config = Config()
-    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(database.__file__).parent / "migrations"))
     engine = create_engine(f"sqlite:///{old}")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
@@ -373,7 +383,7 @@ def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "store.sqlite3")
     store = Store.open(path)
     store.close()
-    engine = schema.connect(path)
+    engine = database.connect(path)
     with engine.begin() as connection:
         connection.exec_driver_sql("update alembic_version set version_num = '9999'")
     engine.dispose()

@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.working import working
+from fleet_controller.app.bootstrap import working
 from fleet_protos.errors import ConfigError, ErrorKind
-from fleet_protos.sockets import listen_address
-from fleet_protos.trial import Outcome
+from fleet_protos.trial_types import Outcome
+from fleet_transport.sockets import listen_address
 
 LIMIT_S = 60.0
 CONFIG = """\

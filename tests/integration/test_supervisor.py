@@ -16,9 +16,16 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.engine import LaunchCommand
-from fleet_agent.processes import ProcessStat, RecordedSession, members_of, parse_stat, processes_of_session, read_stat
-from fleet_agent.supervisor import ServerProcess, Supervisor, gone
+from fleet_agent.core.engine import LaunchCommand
+from fleet_agent.host.processes import (
+    ProcessStat,
+    RecordedSession,
+    members_of,
+    parse_stat,
+    processes_of_session,
+    read_stat,
+)
+from fleet_agent.server.supervisor import ServerProcess, Supervisor, gone
 
 FAKES = Path(__file__).parents[1] / "fakes"
 ODD_SERVER = (sys.executable, str(FAKES / "odd_server.py"))

@@ -19,15 +19,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.establish import establish
-from fleet_controller.trust.expiry import RENEW_BEFORE_S
-from fleet_controller.trust.watch import ExpiryWatch
-from fleet_protos.certificate import certificates
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.expiry import RENEW_BEFORE_S
+from fleet_controller.pki.expiry_watcher import ExpiryWatch
+from fleet_controller.pki.initialize import establish
 from fleet_protos.errors import ConfigError, Conflict, NotFound
-from fleet_protos.identity import Role, TlsFiles
-from fleet_protos.revoked import RevokedList
-from fleet_protos.tls import client_context
+from fleet_transport.certificate import certificates
+from fleet_transport.revocation_list import RevokedList
+from fleet_transport.tls_client import client_context
+from fleet_transport.tls_identity import Role, TlsFiles
 from tests.fakes import killed_at
 
 LIMIT = 400
@@ -134,7 +134,7 @@ def _again(call: str, folder: Path) -> None:
 
 
 def test_many_threads_and_processes_issue_at_once_and_none_is_forgotten(authority: Authority) -> None:
-    script = "import sys; from pathlib import Path; from fleet_controller.trust.authority import Authority\n"
+    script = "import sys; from pathlib import Path; from fleet_controller.pki.authority import Authority\n"
     script += "a = Authority.open(Path(sys.argv[1]))\nfor n in range(10): a.issue_agent(f'{sys.argv[2]}-{n}')"
     processes = [subprocess.Popen([sys.executable, "-c", script, str(authority.folder), f"p{number}"]) for number in range(2)]
     with ThreadPoolExecutor(8) as threads:

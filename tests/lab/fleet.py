@@ -19,15 +19,21 @@ from pathlib import Path
 
 import grpc
 
-from fleet_controller.analysis.launches import StoredRun
-from fleet_controller.report.values import HostStatus, JobChange, JobDetail, Results, TrialStatus
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.establish import establish
+from fleet_controller.core.controller_api import (
+    HostStatus,
+    JobChange,
+    JobDetail,
+    Results,
+    StoredRun,
+    TrialStatus,
+)
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.initialize import establish
 from fleet_protos.codec import from_proto
-from fleet_protos.sockets import listen_address
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
+from fleet_transport.sockets import listen_address
 from tests.lab.hosts import HostProcess, LabHost, Started, wait_until
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
@@ -122,7 +128,7 @@ class LabController:
         places = {"--state": "controller", "--fleet": "fleet.yaml", "--trust": "trust"}
         words = [word for flag, name in places.items() for word in (flag, str(self.folder / name))]
         with (self.folder / "controller.log").open("ab") as log:
-            argv = [sys.executable, "-m", "fleet_controller.main", *words, *options]
+            argv = [sys.executable, "-m", "fleet_controller.app.main", *words, *options]
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **(env or {})}, start_new_session=True)
         wait_until(lambda: self._answers() or not self.alive, TOGETHER_S, "the controller answers")
         if not self.alive:
@@ -358,7 +364,7 @@ def _is_answered_for(process: HostProcess, known: Mapping[int, HostProcess]) -> 
 
 def servers_of(host: LabHost) -> list[HostProcess]:
     """Processes of simulated servers."""
-    return [process for process in host.processes() if "fleet_agent.engines.simulated.server" in process.argv]
+    return [process for process in host.processes() if "fleet_simulator.server" in process.argv]
 
 
 def _key(run: StoredRun) -> tuple[str, int, str, int]:

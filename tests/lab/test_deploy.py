@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import fleet_agent
-from fleet_agent.journal import Journal
+from fleet_agent.storage.journal import Journal
 from fleet_protos.events import TrialAccepted
-from fleet_protos.trial import EngineKind, EngineSpec, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, Phase, TrialSpec
 from tests.lab.deploying import Desk, agents_of, files_of
 from tests.lab.fleet import PORT
 from tests.lab.hosts import LabHost, wait_until

@@ -20,16 +20,16 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from fleet_controller.agents import AgentClient
-from fleet_controller.cli.fleet_file import read_fleet
+from fleet_controller.cli.fleet_file_option import read_fleet
 from fleet_controller.core.inventory import FleetHost, Ssh
-from fleet_controller.deploy.hostkeys import HostKeyRefused
-from fleet_controller.deploy.keyring import Keyring
-from fleet_controller.deploy.ssh import Connection
-from fleet_controller.deploy.tunnel import Tunnels
-from fleet_controller.trust.authority import Authority
+from fleet_controller.hosts.agent_client import AgentClient
+from fleet_controller.pki.authority import Authority
+from fleet_controller.ssh.keyring import Keyring
+from fleet_controller.ssh.known_hosts import HostKeyRefused
+from fleet_controller.ssh.ssh_connection import Connection
+from fleet_controller.ssh.tunnel import Tunnels
 from fleet_protos.errors import ConfigError, HostUnreachable
-from fleet_protos.identity import agent_name
+from fleet_transport.tls_identity import agent_name
 from tests.lab.deploying import Desk
 from tests.lab.fleet import PORT
 from tests.lab.hosts import LabHost, wait_until

@@ -13,14 +13,25 @@ import grpc
 import pytest
 
 from fleet_protos.events import Event, ServerLaunched
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from tests.lab import faults
 from tests.lab.faults import MATRIX, Fault, Site, sites
 from tests.lab.fleet import LOG_END, STATE, LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
 from tests.lab.report import chosen, show, table
-from tests.lab.trials import LOADS_AT_ONCE, HostJournal, Late, attempts, ends, phase_at, start_loads, submit, trouble_with, wait_over
+from tests.lab.trials import (
+    LOADS_AT_ONCE,
+    HostJournal,
+    Late,
+    attempts,
+    ends,
+    phase_at,
+    start_loads,
+    submit,
+    trouble_with,
+    wait_over,
+)
 
 HOSTS = 7
 STARTS_LOAD = 2  # weight of a cell

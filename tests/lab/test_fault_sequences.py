@@ -19,9 +19,9 @@ from random import Random
 import grpc
 import pytest
 
+from fleet_controller.core.controller_api import JobDetail, TrialStatus
 from fleet_controller.core.retry import NEVER, may_retry, rule_for
-from fleet_controller.report.values import JobDetail, TrialStatus
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
 from tests.lab import faults
 from tests.lab.faults import ALL, Fault, Site, sites
@@ -29,7 +29,16 @@ from tests.lab.fleet import CALL_S, LOG_END, LabFleet
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
 from tests.lab.report import chosen, show, table
-from tests.lab.trials import HostJournal, attempts, ends, start_loads, steady, submit, trouble_with, wait_over
+from tests.lab.trials import (
+    HostJournal,
+    attempts,
+    ends,
+    start_loads,
+    steady,
+    submit,
+    trouble_with,
+    wait_over,
+)
 
 HOSTS = 5
 MOMENTS = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.spec.fleet import load_fleet
+from fleet_controller.fleet_file.fleet_loader import load_fleet
 from tests.lab import remains
 from tests.lab.by_hand import fleet_file
 from tests.lab.disk import CHECKOUT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from tests.lab.fleet import LabFleet, servers_of
 
 JOB = """\

@@ -10,10 +10,10 @@ from statistics import median
 
 import pytest
 
-from fleet_controller.report.values import JobDetail, TrialStatus
+from fleet_controller.core.controller_api import JobDetail, TrialStatus
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
 from tests.lab.faults import Site
 from tests.lab.fleet import CALL_S, PORT, LabFleet
@@ -54,7 +54,7 @@ def test_load_of_two_hosts_measures_what_near_load_does_opens_no_port_and_surviv
     far_id = fleet.submit(JOB.format(name="far", runs=6, load="load: {shards: 2}"))
     fleet.wait_for_phase(far_id, Phase.MEASURING)
     _no_port_is_open(fleet)
-    [part] = [process for process in _of_load(fleet.agents["load03"].host) if "fleet_agent.load.node" in process.argv]
+    [part] = [process for process in _of_load(fleet.agents["load03"].host) if "fleet_agent.load.cluster.load_host_process" in process.argv]
     os.kill(part.outer_pid, signal.SIGKILL)
     far = fleet.wait_over(far_id)
     first, second = _attempts(fleet, far)

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import grpc
 
-from fleet_agent.journal_file import content_of
-from fleet_controller.report.values import JobDetail, TrialStatus
+from fleet_agent.storage.journal_file import content_of
+from fleet_controller.core.controller_api import JobDetail, TrialStatus
 from fleet_protos.codec import event_from_json, from_proto
 from fleet_protos.events import Event, RunFinished, TrialAccepted
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
 from tests.lab.faults import Site
 from tests.lab.fleet import CALL_S, STATE, LabFleet, orphans_of, servers_of

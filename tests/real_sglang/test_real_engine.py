@@ -18,14 +18,20 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.engine import Place
-from fleet_agent.engines.sglang.engine import SglangEngine
-from fleet_agent.processes import ProcessStat, RecordedSession, members_of, processes_of_session, read_stat
-from fleet_controller.core.plan import make_plan, trial_spec
-from fleet_controller.spec.load import load_job
-from fleet_knowledge.log.reader import LogReader
+from fleet_agent.core.engine import Place
+from fleet_agent.engines.sglang.sglang_engine import SglangEngine
+from fleet_agent.host.processes import (
+    ProcessStat,
+    RecordedSession,
+    members_of,
+    processes_of_session,
+    read_stat,
+)
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ServerFailed
-from fleet_protos.trial import GateEffect, TrialSpec
+from fleet_protos.trial_types import GateEffect, TrialSpec
 from tests.real_sglang.environment import cache, ensure
 
 pytestmark = pytest.mark.real_sglang

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.fleet import Fleet
-from fleet_controller.report.values import JobDetail
-from fleet_controller.working import working
+from fleet_controller.app.bootstrap import working
+from fleet_controller.app.controller import Fleet
+from fleet_controller.core.controller_api import JobDetail
 from fleet_protos import events as ev
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 from tests.fakes.two_hosts import two_hosts
 from tests.real_sglang.environment import ensure
 

@@ -11,7 +11,15 @@ import pytest
 
 from fleet_protos import events as ev
 from fleet_protos.attachment import Trace, pack
-from fleet_protos.trial import AttachedFile, Lengths, Measure, Outcome, Part, SharedPrefix, Workload
+from fleet_protos.trial_types import (
+    AttachedFile,
+    Lengths,
+    Measure,
+    Outcome,
+    Part,
+    SharedPrefix,
+    Workload,
+)
 from tests.real_sglang.trials import example, run_with_load
 
 pytestmark = pytest.mark.real_sglang

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.watching import look
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.process_watch import look
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Measure, Outcome, TrialSpec, Workload
+from fleet_protos.trial_types import Measure, Outcome, TrialSpec, Workload
 from tests.fakes.simulated_server import simulated_server
 from tests.real_sglang.draft_model import write_draft
 from tests.real_sglang.trials import Told, example, run_trial, with_args, with_python

@@ -10,17 +10,23 @@ from pathlib import Path
 from typing import TypeVar
 
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.errands import Errands
-from fleet_agent.launching import Tools
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.processes import TOKEN_VARIABLE, ProcessStat, RecordedSession, members_of, read_stat
-from fleet_agent.runner import TrialRunner
-from fleet_agent.supervisor import Supervisor, gone
-from fleet_controller.core.plan import make_plan, trial_spec
-from fleet_controller.spec.load import load_job
+from fleet_agent.host.processes import (
+    TOKEN_VARIABLE,
+    ProcessStat,
+    RecordedSession,
+    members_of,
+    read_stat,
+)
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor, gone
+from fleet_agent.server.trial_server import Tools
+from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.trials.runner import TrialRunner
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.plan import make_plan, trial_spec
 from fleet_protos import events as ev
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 from tests.real_sglang.environment import cache, ensure
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sglang-cpu.yaml"

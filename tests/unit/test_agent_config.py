@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.config import AgentConfig, parse_config, read_config, settle
-from fleet_agent.core.policy import ServerDefaults
+from fleet_agent.app.config import AgentConfig, parse_config, read_config, settle
+from fleet_agent.core.admission.host_policy import ServerDefaults
 from fleet_agent.main import parser
 from fleet_protos.errors import ConfigError
-from fleet_protos.identity import TlsFiles
+from fleet_transport.tls_identity import TlsFiles
 
 WHOLE = """\
 host = "gpu01"

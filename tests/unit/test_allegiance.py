@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.allegiance import Allegiance
-from fleet_agent.core.allegiance import Situation, judge
-from fleet_agent.journal import Journal
+from fleet_agent.core.admission.controller_takeover import Situation, judge
+from fleet_agent.storage.journal import Journal
+from fleet_agent.trials.controller_fencing import Allegiance
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict
 from fleet_protos.events import TrialAccepted, TrialOver
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import PROTOCOL
-from fleet_protos.trial import Phase, TrialSpec
+from fleet_protos.protocol_version import PROTOCOL
+from fleet_protos.trial_types import Phase, TrialSpec
 
 OURS = Lease("ours", 5, PROTOCOL)
 OTHER = Lease("other", 1, PROTOCOL)

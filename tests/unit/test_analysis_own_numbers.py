@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_controller.analysis.compare import compare
-from fleet_controller.analysis.own_numbers import read_own_numbers
+from fleet_controller.analysis.csv_runs import read_own_numbers
 from fleet_controller.analysis.verdict import Verdict
 
 EAGLE3 = "".join(f"eagle3,{launch},{value}\n" for launch, value in enumerate((81.0, 83.6, 82.8, 92.0, 94.0), start=1))

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.core.arms import Twin, exclusions, pruned, twins
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import make_variants
-from fleet_controller.spec.findings import JobRejected
-from fleet_controller.spec.load import LoadedJob, load_job
-from fleet_controller.spec.pruning import prune, with_exclusions
+from fleet_controller.job_file.job_loader import LoadedJob, load_job
+from fleet_controller.job_file.prune_variants import prune, with_exclusions
+from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
+from fleet_controller.planning.plan import make_variants
+from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError
 
 CHAIN = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/d/eagle3", "speculative_num_steps": 3}

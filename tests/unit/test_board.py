@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.board import Board, JobOnBoard, Seen, look, summary
-from fleet_controller.core.schedule import left_s
-from fleet_controller.core.state import Attempt, Trial
-from fleet_controller.core.waiting import waiting_of
+from fleet_controller.core.schedule_inputs import waiting_of
+from fleet_controller.core.scheduler import left_s
+from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.jobs.job_index import Board, JobOnBoard, Seen, look, summary
 from fleet_controller.store.store import JobRow
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 ROW = JobRow("j", "j", "", "", 1, "simulated", 20.0, 60.0)
 NAMES = ("a", "b", "c")

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent import evidence
-from fleet_agent.bounding import bound, keep_small, pieces, used_bytes
-from fleet_agent.core.bounds import LARGEST_BYTES, bounded
-from fleet_agent.following import LogFollower
-from fleet_agent.secrets import Secrets
+from fleet_agent.core.event_limits import LARGEST_BYTES, bounded
+from fleet_agent.server.log_follower import LogFollower
+from fleet_agent.storage import trial_artifacts
+from fleet_agent.storage.log_limits import bound, keep_small, pieces, used_bytes
+from fleet_agent.storage.secrets import Secrets
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import Artifact, EngineSpec, TrialSpec
+from fleet_protos.trial_types import Artifact, EngineSpec, TrialSpec
 
 LIMIT = 1 << 20
 
@@ -65,7 +65,7 @@ def test_a_link_in_place_of_a_log_is_neither_bounded_nor_collected(tmp_path: Pat
     for name in ("server.log", "nccl-x.log", "metrics.txt"):
         (folder / name).symlink_to(secret)
     assert bound(folder / "server.log", LIMIT) == 0
-    assert evidence.gather(folder, tmp_path) == ()
+    assert trial_artifacts.gather(folder, tmp_path) == ()
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.txt", "nccl-x.log", "server.log"]
 
 
@@ -86,7 +86,7 @@ def test_what_is_collected_of_a_bounded_log_is_as_small_as_the_log(tmp_path: Pat
     folder.mkdir(parents=True)
     os.close(written(folder / "server.log", 300_000))
     bound(folder / "server.log", LIMIT)
-    (found,) = evidence.gather(folder, tmp_path, Secrets({"S": "line 00000007"}))
+    (found,) = trial_artifacts.gather(folder, tmp_path, Secrets({"S": "line 00000007"}))
     content = (folder / "server-log.txt").read_bytes()
     assert (found.name, found.size_bytes) == ("t/1/server-log.txt", len(content))
     assert len(content) <= LIMIT
@@ -110,7 +110,7 @@ def test_no_name_of_an_artifact_leads_out_of_its_folder(tmp_path: Path, name: st
     (folder / "env.env").write_text("SECRET=x")
     (tmp_path / "artifacts" / "loop").symlink_to("loop")
     with pytest.raises(ConfigError, match="no artifact"):
-        evidence.resolve(tmp_path / "artifacts", name)
+        trial_artifacts.resolve(tmp_path / "artifacts", name)
 
 
 def nested(depth: int) -> dict[str, object]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fleet_controller.report.causes import cause_lines, of_each_class
-from fleet_controller.report.values import TrialStatus
-from fleet_knowledge.failures import FAILURES
+from fleet_controller.core.controller_api import TrialStatus
+from fleet_controller.report.failure_causes import cause_lines, of_each_class
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import Event, ServerFailed, ServerReady
-from fleet_protos.trial import Outcome
+from fleet_protos.trial_types import Outcome
 
 
 def test_cause_rank_and_hint_are_those_of_the_servers_last_failure() -> None:

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from fleet_controller.trust.certify import Subject, make_authority, make_certificate
-from fleet_protos.certificate import certificates, parse
-from fleet_protos.identity import Role, role_of, role_uri
+from fleet_controller.pki.certificate_builder import Subject, make_authority, make_certificate
+from fleet_transport.certificate import certificates, parse
+from fleet_transport.tls_identity import Role, role_of, role_uri
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 AUTHORITY = make_authority(NOW)

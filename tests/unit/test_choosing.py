@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.core.choosing import Candidate, choice_findings, choose
-from fleet_controller.core.cost import cost
-from fleet_controller.core.estimate import estimate
+from fleet_controller.core.host_view import NOT_KNOWN, differences, gpus_of, labels_of
 from fleet_controller.core.inventory import FleetHost, Inventory
 from fleet_controller.core.job import HostChoice, Job
-from fleet_controller.core.known import NOT_KNOWN, differences, gpus_of, labels_of
-from fleet_controller.core.plan import make_plan
-from fleet_controller.spec.load import load_job
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.cost import cost
+from fleet_controller.planning.estimate import estimate
+from fleet_controller.planning.host_selection import Candidate, choice_findings, choose
+from fleet_controller.planning.plan import make_plan
 
 JOB = """\
 apiVersion: benchfleet/v1

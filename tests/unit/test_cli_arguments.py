@@ -7,12 +7,12 @@ from importlib import import_module
 
 import pytest
 
-from fleet_controller.cli.arguments import COMMANDS, parser, percentage
+from fleet_controller.cli.argument_parser import COMMANDS, parser, percentage
 
 
 @pytest.mark.parametrize("module", sorted({module for _, module, _, _ in COMMANDS}))
 def test_every_command_has_its_module(module: str) -> None:
-    assert callable(import_module(f"fleet_controller.cli.{module}").run)
+    assert callable(import_module(f"fleet_controller.cli.commands.{module}").run)
 
 
 @pytest.mark.parametrize(("text", "value"), [("95%", 0.95), ("95 %", 0.95), ("0.95", 0.95), ("2%", 0.02), ("0", 0.0)])

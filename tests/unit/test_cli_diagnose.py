@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleet_controller.cli.main import main
-from fleet_knowledge.failures import FAILURES
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.errors import ExitCode
 
 STAMP = "[2026-03-05 14:00:00"

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet_controller.report.progress import Progress, advance, display, ending_text, finished_since
-from fleet_controller.report.values import JobChange, JobSummary, TrialStatus
-from fleet_protos.trial import ErrorKind, Gate, GateEffect, Outcome, Phase, RunResult
+from fleet_controller.core.controller_api import JobChange, JobSummary, TrialStatus
+from fleet_controller.report.job_progress import (
+    Progress,
+    advance,
+    display,
+    ending_text,
+    finished_since,
+)
+from fleet_protos.trial_types import ErrorKind, Gate, GateEffect, Outcome, Phase, RunResult
 
 JOB = JobSummary("demo-1a2b3c", "demo", "running", trials=6, trials_over=2, engine="simulated", time_scale=100)
 TRIAL = TrialStatus("demo-1a2b3c-b1-v2", "nccl=tuned", "box", 1, 1, Phase.LAUNCHING)

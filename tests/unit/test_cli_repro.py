@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.report.repro import repro_script
+from fleet_controller.report.repro_script import repro_script
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import Event, ServerLaunched, TrialOver
 

@@ -12,11 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_controller.analysis.compare import Comparison, Conditions, compare
-from fleet_controller.analysis.launches import StoredRun
-from fleet_controller.report.comparison import change_text, csv_of, json_of, markdown_of, signed_percent
-from fleet_controller.report.screen import comparison_text, table_text
+from fleet_controller.core.controller_api import StoredRun
+from fleet_controller.report.comparison_output import (
+    change_text,
+    csv_of,
+    json_of,
+    markdown_of,
+    signed_percent,
+)
 from fleet_controller.report.table import Table, aligned, as_markdown, cell_width, upright
-from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult
+from fleet_controller.report.terminal_layout import comparison_text, table_text
+from fleet_protos.trial_types import Gate, GateEffect, Outcome, RunResult
 
 VARIANTS = {"nccl=default,speculation=none": (62.9, 63.4, 62.1), "nccl=tuned,speculation=eagle3-5": (88.8, 87.9, 90.1)}
 

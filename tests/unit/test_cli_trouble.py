@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.cli.trouble import tell_trouble
-from fleet_controller.report.values import HostStatus
+from fleet_controller.cli.host_warnings import tell_trouble
+from fleet_controller.core.controller_api import HostStatus
 
 FULL = "the store cannot be used: database or disk is full"
 

@@ -12,10 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet_protos import events as ev
-from fleet_protos import trial
-from fleet_protos.codec import event_from_json, event_to_json, from_json, from_proto, to_json, to_proto
+from fleet_protos import trial_types
+from fleet_protos.codec import (
+    event_from_json,
+    event_to_json,
+    from_json,
+    from_proto,
+    to_json,
+    to_proto,
+)
 from fleet_protos.errors import ErrorKind
-from fleet_protos.lines import read_line
+from fleet_protos.json_lines import read_line
 from fleet_protos.v1 import trial_pb2
 
 BODIES = get_args(ev.Body)
@@ -24,46 +31,46 @@ BODY_NAMES = {
     for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
 }
 VALUES = [
-    trial.Simulation, trial.EngineSpec, trial.Slo, trial.Stage, trial.Lengths, trial.Workload, trial.AttachedFile,
-    trial.SharedPrefix, trial.Part, trial.Search, trial.Searched,
-    trial.Measure, trial.TrialSpec, trial.Gate, trial.Artifact, trial.RunResult, ev.Event, *BODIES,
+    trial_types.Simulation, trial_types.EngineSpec, trial_types.Slo, trial_types.Stage, trial_types.Lengths, trial_types.Workload, trial_types.AttachedFile,
+    trial_types.SharedPrefix, trial_types.Part, trial_types.Search, trial_types.Searched,
+    trial_types.Measure, trial_types.TrialSpec, trial_types.Gate, trial_types.Artifact, trial_types.RunResult, ev.Event, *BODIES,
 ]  # fmt: skip
-ENUMS = [trial.EngineKind, trial.Phase, trial.Outcome, trial.GateEffect]
+ENUMS = [trial_types.EngineKind, trial_types.Phase, trial_types.Outcome, trial_types.GateEffect]
 
 texts = st.text(max_size=12)
 floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 counts = st.integers(0, 2**31 - 1)
 plain = st.one_of(st.booleans(), st.integers(-(2**52), 2**52), st.floats(0.001, 0.999), texts)
 simulations = st.builds(
-    trial.Simulation, floats, st.integers(0, 2**63), floats, floats, floats, floats, floats, st.booleans(), st.booleans(),
+    trial_types.Simulation, floats, st.integers(0, 2**63), floats, floats, floats, floats, floats, st.booleans(), st.booleans(),
     st.booleans(), st.booleans(), st.lists(texts).map(tuple),
 )  # fmt: skip
 engines = st.builds(
-    trial.EngineSpec, st.sampled_from(trial.EngineKind), texts, st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3))),
+    trial_types.EngineSpec, st.sampled_from(trial_types.EngineKind), texts, st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3))),
     st.dictionaries(texts, texts), counts, texts, texts, floats, floats, simulations,
 )  # fmt: skip
-stages = st.lists(st.builds(trial.Stage, floats, floats, floats), max_size=2).map(tuple)
-lengths = st.builds(trial.Lengths, texts, counts, counts, floats, floats)
-prefixes = st.builds(trial.SharedPrefix, counts, counts)
-parts = st.builds(trial.Part, floats, texts, counts, lengths, counts, lengths, prefixes)
+stages = st.lists(st.builds(trial_types.Stage, floats, floats, floats), max_size=2).map(tuple)
+lengths = st.builds(trial_types.Lengths, texts, counts, counts, floats, floats)
+prefixes = st.builds(trial_types.SharedPrefix, counts, counts)
+parts = st.builds(trial_types.Part, floats, texts, counts, lengths, counts, lengths, prefixes)
 workloads = st.builds(
-    trial.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial.Slo, floats, floats), floats,
+    trial_types.Workload, texts, counts, counts, floats, texts, floats, texts, counts, texts, st.builds(trial_types.Slo, floats, floats), floats,
     burstiness=floats, stages=stages, output=lengths, trace=texts, speed=floats, input_tokens=counts, input=lengths,
     cache=texts, prefix=prefixes, mix=st.lists(parts, max_size=2).map(tuple), turns=counts, think_s=floats, vocabulary=counts,
-    search=st.builds(trial.Search, texts, floats, floats, floats, floats),
+    search=st.builds(trial_types.Search, texts, floats, floats, floats, floats),
 )  # fmt: skip
-measures = st.builds(trial.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
-files = st.builds(trial.AttachedFile, texts, texts, texts)
+measures = st.builds(trial_types.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
+files = st.builds(trial_types.AttachedFile, texts, texts, texts)
 specs = st.builds(
-    trial.TrialSpec, texts, counts, texts, texts, texts, st.dictionaries(texts, texts), counts, texts, engines,
+    trial_types.TrialSpec, texts, counts, texts, texts, texts, st.dictionaries(texts, texts), counts, texts, engines,
     st.lists(workloads, max_size=2).map(tuple), measures, files=st.lists(files, max_size=2).map(tuple),
 )  # fmt: skip
 
 
 @settings(deadline=None)
 @given(specs, st.integers(0, 2**63), st.integers(0, 2**62))
-def test_an_event_comes_back_from_its_line_as_it_was(spec: trial.TrialSpec, sequence: int, at_ns: int) -> None:
-    event = ev.Event(sequence, at_ns, spec.trial_id, spec.attempt, 0, trial.Phase.LAUNCHING, ev.TrialAccepted(spec))
+def test_an_event_comes_back_from_its_line_as_it_was(spec: trial_types.TrialSpec, sequence: int, at_ns: int) -> None:
+    event = ev.Event(sequence, at_ns, spec.trial_id, spec.attempt, 0, trial_types.Phase.LAUNCHING, ev.TrialAccepted(spec))
     line = event_to_json(event)
     assert "\n" not in line
     assert event_from_json(line) == event
@@ -103,8 +110,8 @@ def test_a_body_that_this_version_does_not_know_is_none_and_no_error() -> None:
 
 
 def test_a_whole_number_stays_an_integer_on_the_way() -> None:
-    spec = trial.EngineSpec(args={"tp_size": 8, "nested": {"list": [1, 2.5]}})
-    back = from_proto(trial.EngineSpec, to_proto(spec, trial_pb2.EngineSpec()))
+    spec = trial_types.EngineSpec(args={"tp_size": 8, "nested": {"list": [1, 2.5]}})
+    back = from_proto(trial_types.EngineSpec, to_proto(spec, trial_pb2.EngineSpec()))
     assert repr(back.args["tp_size"]) == "8"
     assert repr(back.args["nested"]) == "{'list': [1, 2.5]}"
 
@@ -143,20 +150,20 @@ def test_the_quick_reader_and_protobufs_own_read_the_same(kind: type) -> None:
 
 
 def test_a_rate_that_is_no_number_comes_back_as_none() -> None:
-    run = trial.RunResult("w", 1, metrics={"output_tok_s": float("nan"), "tpot_s_mean": float("inf")})
-    metrics = from_json(trial.RunResult, to_json(run, trial_pb2.RunResult()), trial_pb2.RunResult()).metrics
+    run = trial_types.RunResult("w", 1, metrics={"output_tok_s": float("nan"), "tpot_s_mean": float("inf")})
+    metrics = from_json(trial_types.RunResult, to_json(run, trial_pb2.RunResult()), trial_pb2.RunResult()).metrics
     assert {name: repr(value) for name, value in metrics.items()} == {"output_tok_s": "nan", "tpot_s_mean": "inf"}
 
 
 def test_the_quick_reader_leaves_what_it_does_not_know_to_protobufs_own() -> None:
-    spec = from_json(trial.TrialSpec, '{"trialId": "t", "engine": {"kind": "ENGINE_KIND_OF_TOMORROW"}}', trial_pb2.TrialSpec())
-    assert (spec.trial_id, spec.engine.kind) == ("t", trial.EngineKind.UNSPECIFIED)
+    spec = from_json(trial_types.TrialSpec, '{"trialId": "t", "engine": {"kind": "ENGINE_KIND_OF_TOMORROW"}}', trial_pb2.TrialSpec())
+    assert (spec.trial_id, spec.engine.kind) == ("t", trial_types.EngineKind.UNSPECIFIED)
     assert event_from_json('{"phase": 99, "sequence": "7"}') == ev.Event(sequence=7)
     for line in ('{"attempt": "seven"}', '{"engine": 5}', "{", '{"host": 3}'):
         with pytest.raises(json_format.ParseError):
-            from_json(trial.TrialSpec, line, trial_pb2.TrialSpec())
+            from_json(trial_types.TrialSpec, line, trial_pb2.TrialSpec())
 
 
 def test_values_from_lines_share_nothing_that_can_be_changed() -> None:
-    first, second = (from_json(trial.EngineSpec, "{}", trial_pb2.EngineSpec()) for _ in range(2))
+    first, second = (from_json(trial_types.EngineSpec, "{}", trial_pb2.EngineSpec()) for _ in range(2))
     assert first.env is not second.env

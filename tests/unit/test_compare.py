@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
-from fleet_controller.analysis.launches import StoredRun, minutes_per_launch
+from fleet_controller.analysis.launches import minutes_per_launch
 from fleet_controller.analysis.verdict import Verdict
+from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult
+from fleet_protos.trial_types import Gate, GateEffect, Outcome, RunResult
 
 EAGLE3_TUNED = (81.0, 83.6, 82.8, 92.0, 94.0)
 

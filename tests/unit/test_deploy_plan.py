@@ -15,14 +15,21 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fleet_agent.config import parse_config
+from fleet_agent.app.config import parse_config
 from fleet_controller.core.inventory import Allow, FleetHost, Install, Ssh
-from fleet_controller.deploy import commands as do
-from fleet_controller.deploy.bundle import Bundle, Item
-from fleet_controller.deploy.facts import Account, Facts, Installed, PlacedFile, parse_facts
-from fleet_controller.deploy.places import place_of
-from fleet_controller.deploy.plan import Interpreter, Plan, Trusted, Wanted, choose_python, plan_deploy
-from fleet_controller.deploy.units import config_text, unit_text
+from fleet_controller.deploy import host_commands as do
+from fleet_controller.deploy.deploy_plan import (
+    Interpreter,
+    Plan,
+    Trusted,
+    Wanted,
+    choose_python,
+    plan_deploy,
+)
+from fleet_controller.deploy.host_facts import Account, Facts, Installed, PlacedFile, parse_facts
+from fleet_controller.deploy.install_location import place_of
+from fleet_controller.deploy.rendered_files import config_text, unit_text
+from fleet_controller.deploy.wheel_bundle import Bundle, Item
 from fleet_protos.errors import ConfigError
 
 CASES = sorted((Path(__file__).parent / "data/deploy").glob("*.json"))

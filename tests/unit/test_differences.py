@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet_controller.analysis.differences import differences
+from fleet_controller.analysis.job_differences import differences
 from fleet_controller.core.job import Job
-from fleet_protos.trial import EngineSpec, Workload
+from fleet_protos.trial_types import EngineSpec, Workload
 
 SINGLE = Workload("single", concurrency=1, requests=1, output_tokens=500)
 JOB = Job("a", EngineSpec(model_path="kimi", args={"tp_size": 8}), (SINGLE,))

@@ -9,10 +9,19 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet_protos import metrics as names
+from fleet_protos import metric_names as names
 from fleet_protos.errors import Conflict
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.prometheus_series import RunSeries
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gate,
+    GateEffect,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+)
 
 SPEC = TrialSpec(trial_id="t", job_name="job", variant="v", engine=EngineSpec(kind=EngineKind.SIMULATED))
 RUN = RunResult("single", 1, metrics={names.OUTPUT_TOK_S: 88.8, names.TTFT_P50: 0.05, names.TPOT_MEAN: 0.011, names.ACCEPT_LENGTH: 1.9})

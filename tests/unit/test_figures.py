@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_knowledge.figures import one_batch, recognise, runs, server_info, serving, window
-from fleet_knowledge.figures.accept import (
+from fleet_knowledge.sglang_metrics import (
+    accept_length,
+    bench_one_batch,
+    bench_serving,
+    recognise,
+    server_info,
+    steady_runs,
+)
+from fleet_knowledge.sglang_metrics.accept_rate import (
     Definition,
     Shape,
     definition_of,
@@ -20,8 +27,8 @@ from fleet_knowledge.figures.accept import (
     length_of,
     rates,
 )
-from fleet_knowledge.figures.device_timer import DeviceTimes, cycle
-from fleet_knowledge.figures.exposition import is_whole, read_samples, total
+from fleet_knowledge.sglang_metrics.device_timer import DeviceTimes, cycle
+from fleet_knowledge.sglang_metrics.prometheus_text import is_whole, read_samples, total
 
 EAGLE = Shape(steps=5, draft_tokens=6)
 TREE = Shape(steps=3, draft_tokens=8)
@@ -71,27 +78,27 @@ def test_a_servers_rate_and_length_are_checked_by_its_own_definition() -> None:
 
 def test_an_accept_length_that_was_not_measured_is_no_number() -> None:
     absent = [
-        window.of_counters(window.Counters(), window.Counters(9.0, 3.0)),
-        window.of_counters(window.Counters(9.0, 3.0), window.Counters(8.0, 4.0)),
-        window.of_requests([(120.0, None), (80.0, 0)]),
-        window.of_log_lines([(2.5, 0), (0.0, 40)]),
-        window.of_average(0.0),
-        window.of_last_run(2.0, 100, None, 50),
-        window.of_last_run(2.0, 100, 2.5, 0),
+        accept_length.of_counters(accept_length.Counters(), accept_length.Counters(9.0, 3.0)),
+        accept_length.of_counters(accept_length.Counters(9.0, 3.0), accept_length.Counters(8.0, 4.0)),
+        accept_length.of_requests([(120.0, None), (80.0, 0)]),
+        accept_length.of_log_lines([(2.5, 0), (0.0, 40)]),
+        accept_length.of_average(0.0),
+        accept_length.of_last_run(2.0, 100, None, 50),
+        accept_length.of_last_run(2.0, 100, 2.5, 0),
     ]
     assert [one.length for one in absent] == [None] * len(absent)
     assert all(one.why and one.told == "not measured" for one in absent)
 
 
 def test_requests_and_log_lines_stand_in_for_counters() -> None:
-    told = window.of_requests([(300.0, 100.0), (100.0, 100.0), (50.0, None)])
+    told = accept_length.of_requests([(300.0, 100.0), (100.0, 100.0), (50.0, None)])
     assert (told.length, told.verify_count, told.source) == (2.0, 200, "requests")
-    assert window.of_log_lines([(2.0, 300), (3.0, 100)]).length == 2.25, "weighted by steps, not one mean of lines"
-    assert window.best(window.of_counters(window.Counters(), window.Counters()), told) is told
+    assert accept_length.of_log_lines([(2.0, 300), (3.0, 100)]).length == 2.25, "weighted by steps, not one mean of lines"
+    assert accept_length.best(accept_length.of_counters(accept_length.Counters(), accept_length.Counters()), told) is told
 
 
 def test_a_flush_between_two_runs_leaves_the_later_average_to_the_run() -> None:
-    assert window.of_last_run(4.0, 10_000, 1.5, 100).length == 1.5
+    assert accept_length.of_last_run(4.0, 10_000, 1.5, 100).length == 1.5
 
 
 # /metrics
@@ -209,7 +216,7 @@ Median TPOT (ms):                        9.10
 
 
 def test_a_newer_summary_is_complete_by_its_own_arguments() -> None:
-    (summary,) = serving.read(NEWER)
+    (summary,) = bench_serving.read(NEWER)
     figures = summary.figures
     assert (summary.status, summary.requested, summary.failed, summary.warnings) == ("ok", 64, 0, ())
     assert (figures["accept_len"], figures["concurrency"], figures["request_rate"]) == (2.75, 16, 8.0)
@@ -217,18 +224,18 @@ def test_a_newer_summary_is_complete_by_its_own_arguments() -> None:
 
 
 def test_the_progress_bar_tells_what_was_asked_for() -> None:
-    (summary,) = serving.read(NEWER.replace("num_prompts=64, ", "").replace("64/64", "64/80"))
+    (summary,) = bench_serving.read(NEWER.replace("num_prompts=64, ", "").replace("64/64", "64/80"))
     assert (summary.status, summary.requested, summary.failed) == ("partial", 80, 16)
 
 
 def test_what_was_not_streamed_has_no_first_token() -> None:
-    (summary,) = serving.read(NEWER.replace("disable_stream=False", "disable_stream=True"))
+    (summary,) = bench_serving.read(NEWER.replace("disable_stream=False", "disable_stream=True"))
     assert (summary.status, summary.invalid) == ("invalid_latency", ("ttft", "tpot"))
     assert {"output_tok_s", "mean_e2e_ms"} <= set(summary.valid)
 
 
 def test_a_run_without_an_answer_has_failed() -> None:
-    (summary,) = serving.read(NEWER.replace("Successful requests:                     64", "Successful requests:                     0"))
+    (summary,) = bench_serving.read(NEWER.replace("Successful requests:                     64", "Successful requests:                     0"))
     assert (summary.status, summary.valid) == ("failed", ())
 
 
@@ -238,14 +245,14 @@ def test_json_lines_of_bench_serving_are_read_with_their_lost_requests() -> None
         "total_output_tokens_retokenized": 30, "output_throughput": 15.0, "mean_ttft_ms": 12.0, "mean_e2e_latency_ms": 90.0,
         "accept_length": None, "errors": ["", "", "", "ServerDisconnectedError"],
     }  # fmt: skip
-    (summary,) = serving.read(json.dumps(told) + "\n")
+    (summary,) = bench_serving.read(json.dumps(told) + "\n")
     assert (summary.status, summary.failed) == ("partial", 1)
     assert (summary.figures["request_rate"], summary.figures["mean_e2e_ms"]) == ("inf", 90.0)
     assert json.dumps(summary.to_json(), allow_nan=False)
 
 
 def test_several_summaries_in_one_file_are_told_one_by_one() -> None:
-    assert [one.figures["completed"] for one in serving.read(NEWER + NEWER.replace(" 64\n", " 60\n", 1))] == [64, 60]
+    assert [one.figures["completed"] for one in bench_serving.read(NEWER + NEWER.replace(" 64\n", " 60\n", 1))] == [64, 60]
 
 
 ONE_BATCH = """\
@@ -300,7 +307,7 @@ TABLE = """\
     ids=["one_batch", "server-0.4.6", "table", "server-0.4.1", "jsonl", "one_batch-jsonl"],
 )  # fmt: skip
 def test_every_format_of_one_batch_is_read_without_its_warm_up(text: str, expected: list[dict[str, Any]]) -> None:
-    found = one_batch.read(text)
+    found = bench_one_batch.read(text)
     assert len(found) == len(expected)
     assert all(one.items() <= batch.items() for one, batch in zip(expected, found, strict=True))
     assert (recognise(text) or {})["kind"] == "bench_one_batch"
@@ -318,7 +325,7 @@ def test_every_format_of_one_batch_is_read_without_its_warm_up(text: str, expect
     ],
 )  # fmt: skip
 def test_steady_runs_are_the_last_that_agree(values: list[float | None], steady: tuple[int, ...]) -> None:
-    found = runs.steady_runs(values)
+    found = steady_runs.steady_runs(values)
     assert (found.steady, found.needs_more) == (steady, not steady)
     assert found.dropped.keys() == set(range(1, len(values) + 1)) - set(steady)
 
@@ -357,16 +364,16 @@ def test_a_hostile_text_costs_no_more_than_its_length(unit: str) -> None:
 def test_a_summary_that_tells_its_failed_requests_needs_no_other_count() -> None:
     counts = "Successful requests: 95\nFailed requests: 5\nMaximum request concurrency: 16\n"
     text = counts + "Output token throughput (tok/s): 900.0\nMean TTFT (ms): 10.0\n"
-    (found,) = serving.read(text)
+    (found,) = bench_serving.read(text)
     assert (found.status, found.requested, found.failed, found.figures["concurrency"]) == ("partial", 100, 5, 16)
     assert not found.warnings and "5 %" in found.hint
-    (whole,) = serving.read(text.replace("Failed requests: 5", "Failed requests: 0"))
+    (whole,) = bench_serving.read(text.replace("Failed requests: 5", "Failed requests: 0"))
     assert (whole.status, whole.failed) == ("ok", 0)
 
 
 def test_no_time_between_tokens_is_no_time_of_zero() -> None:
     text = "Successful requests: 8\nTotal generated tokens: 8\nMean TTFT (ms): 91.5\nMean ITL (ms): 0.00\nP99 ITL (ms): 0.00\n"
-    (found,) = serving.read(text)
+    (found,) = bench_serving.read(text)
     assert found.invalid == ("itl",) and "mean_ttft_ms" in found.valid and "mean_itl_ms" not in found.valid
     assert found.status == "ok" and any("between tokens" in warning for warning in found.warnings)
 

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.figures import recognise, runs, send_one, server_info, serving, window, window_of
-from fleet_knowledge.figures.exposition import per_label, read_samples, total
+from fleet_knowledge.sglang_metrics import (
+    accept_length,
+    bench_serving,
+    recognise,
+    send_one,
+    server_info,
+    steady_runs,
+    window_of,
+)
+from fleet_knowledge.sglang_metrics.prometheus_text import per_label, read_samples, total
 
 FOLDER = Path(__file__).parent / "data" / "field"
 
@@ -58,7 +66,7 @@ def test_d05_without_metrics_the_servers_own_information_tells() -> None:
 
 def test_e01_a_summary_that_lost_requests_is_partial() -> None:
     told, expected = case("E01")
-    (summary,) = serving.read(told["stdout"], told["num_prompts"])
+    (summary,) = bench_serving.read(told["stdout"], told["num_prompts"])
     assert expected["figures"].items() <= summary.figures.items()
     assert (summary.status, summary.failed) == (expected["status"], expected["failed"])
     assert expected["hint_says"] in summary.hint and "Do not compare" in summary.hint
@@ -67,7 +75,7 @@ def test_e01_a_summary_that_lost_requests_is_partial() -> None:
 
 def test_e03_a_latency_that_nobody_saw_is_never_a_value() -> None:
     text, expected = case("E03")
-    (summary,) = serving.read(text)
+    (summary,) = bench_serving.read(text)
     assert (summary.status, list(summary.valid), list(summary.invalid)) == (expected["status"], expected["valid"], expected["invalid"])
     assert "reasoning_content" in summary.hint
 
@@ -77,7 +85,7 @@ def test_e05_a_short_run_has_no_accept_length_and_the_second_run_has_its_own() -
     short = server_info.figures(told["short_run"]).accepted
     assert (short.length, short.told) == (expected["short_run"], "not measured")
     averages = told["averages"]
-    alone = window.of_last_run(averages["before"], averages["verified_before"], averages["after"], averages["verified_in_run"])
+    alone = accept_length.of_last_run(averages["before"], averages["verified_before"], averages["after"], averages["verified_in_run"])
     assert alone.length == pytest.approx(expected["run_alone"])
     told_of_both = {"after_run1": averages["before"], "after_run2": averages["after"], "verify_ct": {"run1": 500, "run2": 1500}}
     assert (recognise(json.dumps(told_of_both)) or {})["accept_len"] == pytest.approx(expected["run_alone"])
@@ -86,11 +94,11 @@ def test_e05_a_short_run_has_no_accept_length_and_the_second_run_has_its_own() -
 
 def test_e06_warm_up_runs_are_dropped_and_the_steady_median_is_told() -> None:
     told, expected = case("E06")
-    found = runs.steady_runs(told["rates"])
+    found = steady_runs.steady_runs(told["rates"])
     assert (list(found.steady), found.value) == (expected["steady"], expected["value"])
     assert {str(at): why for at, why in found.dropped.items()} == expected["dropped"]
-    assert runs.is_jit_line(told["log"])
-    assert runs.steady_runs(told["rates"], {5: told["log"]}).needs_more, "a run in which a kernel was built does not count"
+    assert steady_runs.is_jit_line(told["log"])
+    assert steady_runs.steady_runs(told["rates"], {5: told["log"]}).needs_more, "a run in which a kernel was built does not count"
 
 
 def test_e12_both_formats_of_one_request_are_read() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.server_log.log_reader import LogReader
 
 FOLDER = Path(__file__).parent / "data" / "field"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet_controller.spec.findings import LONGEST_TEXT, Finding, Rejected
-from fleet_controller.spec.fleet import check_fleet
-from fleet_controller.spec.load import load_job
+from fleet_controller.fleet_file.fleet_loader import check_fleet
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.yaml.findings import LONGEST_TEXT, Finding, Rejected
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = "x" * 2_000

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.spec.findings import ERROR, Finding, FleetRejected
-from fleet_controller.spec.fleet import LoadedFleet, check_fleet
-from fleet_controller.spec.ssh_config import read_ssh_config
+from fleet_controller.fleet_file.fleet_loader import LoadedFleet, check_fleet
+from fleet_controller.ssh.ssh_config import read_ssh_config
+from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected
 
 DATA = Path(__file__).parent / "data" / "fleet"
 CASES = sorted(DATA.glob("*.yaml"))

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.spec.findings import ERROR, FleetRejected
-from fleet_controller.spec.fleet import check_fleet
-from fleet_controller.spec.models import NAME_PATTERN
-from fleet_controller.spec.ssh_config import SshConfig, read_ssh_config
-from fleet_controller.spec.template import fleet_template
+from fleet_controller.fleet_file.fleet_loader import check_fleet
+from fleet_controller.job_file.job_models import NAME_PATTERN
+from fleet_controller.job_file.job_template import fleet_template
+from fleet_controller.ssh.ssh_config import SshConfig, read_ssh_config
+from fleet_controller.yaml.findings import ERROR, FleetRejected
 
 MARKS = st.sampled_from(
     ["*x", "&x ", "<<: ", "!foo ", "[", "{", "}", "]", ": ", "- ", "\t", "\n", "'", '"', "0x", "~", "#", "[1-", "-9]", "{name}"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.spec.fleet_ranges import MOST_NAMES, BadRange, expand, is_range
+from fleet_controller.fleet_file.name_ranges import MOST_NAMES, BadRange, expand, is_range
 
 PREFIXES = st.text("abcgpu-._", max_size=6)
 SPANS = st.tuples(st.integers(0, 5000), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from fleet_controller.spec.schema import fleet_schema
-from fleet_controller.spec.template import fleet_template
+from fleet_controller.fleet_file.fleet_models import fleet_schema
+from fleet_controller.job_file.job_template import fleet_template
 
 ROOT = Path(__file__).parents[2]
 CASES = sorted((ROOT / "tests" / "unit" / "data" / "fleet").glob("*.json"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.following import LogFollower
+from fleet_agent.server.log_follower import LogFollower
 
 LOAD = b"[2026-01-05 10:00:00] Load weight begin. avail mem=138.50 GB\n"
 

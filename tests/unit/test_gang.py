@@ -8,14 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.core.gang import as_one, folded, hold_limit_s, meeting_host, member_id, member_specs, place_of, placed, to_end
-from fleet_controller.core.plan import make_plan, trial_specs
-from fleet_controller.core.schedule import Start, next_starts
-from fleet_controller.core.state import Attempt, Trial, job_state
-from fleet_controller.core.waiting import Host, waiting_of
-from fleet_controller.spec.load import load_job
+from fleet_controller.core.gang import (
+    as_one,
+    folded,
+    hold_limit_s,
+    meeting_host,
+    member_id,
+    member_specs,
+    place_of,
+    placed,
+    to_end,
+)
+from fleet_controller.core.schedule_inputs import Host, waiting_of
+from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.trial_state import Attempt, Trial, job_state
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.plan import make_plan, trial_specs
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import EngineSpec, Gang, Measure, Outcome, Phase, TrialSpec, Workload
+from fleet_protos.trial_types import EngineSpec, Gang, Measure, Outcome, Phase, TrialSpec, Workload
 
 JOB = load_job(
     """\

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.core.gates import GATES, RunFacts, run_gates
-from fleet_protos.trial import Gate, GateEffect, Lengths, Measure, RunResult, Stage, Workload
+from fleet_protos.trial_types import Gate, GateEffect, Lengths, Measure, RunResult, Stage, Workload
 
 CLOSED = Workload(name="busy", concurrency=8, requests=32, output_tokens=500)
 OPEN = Workload(name="open", rate_per_s=4.0, duration_s=60.0, output_tokens=500)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from fleet_agent.core.allocation import Pool, take
+from fleet_agent.host.gpu_memory import holder
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.memory import holder
-from fleet_agent.host.view import HostView
+from fleet_agent.host.host_state import HostView
 from fleet_knowledge.host.gpu import GpuProcess
 from fleet_protos.errors import Conflict
-from fleet_protos.trial import EngineKind
+from fleet_protos.trial_types import EngineKind
 
 SHORT_S, LONG_S = 0.2, 30.0
 

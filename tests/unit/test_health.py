@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from fleet_controller.core.health import (
+from fleet_controller.core.quarantine import (
     ENOUGH,
     LIKELY,
     PROBE_MOST_S,
@@ -26,11 +26,11 @@ from fleet_controller.core.health import (
     undrain,
 )
 from fleet_controller.core.retry import RULES
-from fleet_controller.core.state import Attempt
-from fleet_controller.metrics import HostSeries
-from fleet_knowledge.failures import FAILURES
+from fleet_controller.core.trial_state import Attempt
+from fleet_controller.jobs.host_metrics import HostSeries
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 
 OK = Attempt(1, "agent", Phase.OVER, Outcome.OK)
 FAILED = replace(OK, outcome=Outcome.FAILED)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.report.diagnosis import Told, joined, told_of
+from fleet_controller.report.diagnosis_output import Told, joined, told_of
 from fleet_knowledge.host import recognise
 from fleet_knowledge.host.topology import read_topology
-from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.server_log.log_reader import LogReader
 
 DATA = Path(__file__).parent / "data"
 TOPOLOGIES = sorted((DATA / "host" / "topologies").glob("*.json"))

@@ -11,10 +11,10 @@ import pytest
 from fleet_agent.host import sysfs
 from fleet_agent.host.fingerprint import read_fingerprint
 from fleet_agent.host.gpus import RecordedGpus
+from fleet_agent.host.host_state import HostView
 from fleet_agent.host.nvml import NvmlGpus
-from fleet_agent.host.view import HostView
-from fleet_knowledge.host.compare import differences, slowest, unequal
 from fleet_knowledge.host.gpu import STABLE, VOLATILE, Gpu
+from fleet_knowledge.host.gpu_comparison import differences, slowest, unequal
 from fleet_protos.errors import ConfigError
 from tests.fakes.nvml_recording import RecordedNvml
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import container
-from fleet_agent.engines.sglang.command import HostFacts, server_command
-from fleet_agent.policy import Admission
-from fleet_controller.core.plan import make_plan, trial_specs
-from fleet_controller.spec.findings import JobRejected
-from fleet_controller.spec.load import load_job
+from fleet_agent.app.admission import Admission
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.engines.sglang.launch import container_command
+from fleet_agent.engines.sglang.launch.server_command import HostFacts, server_command
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.plan import make_plan, trial_specs
+from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_HOST: dict[str, Any] = {
@@ -76,7 +76,7 @@ def _rename(top: dict[str, Any], key: str, text: str) -> None:
 WHOLES = {"host": ON_HOST, "container": CONTAINED}
 PLACES = [(kind, name) for kind, whole in WHOLES.items() for name, _ in places(whole) if kind == "host" or ".container" in name]
 HOST = Admission("here")
-FACTS = HostFacts("/home/USER", {"PATH": "/bin"}, runtime=container.Runtime("docker", "/usr/bin/docker"), has_hub=True)
+FACTS = HostFacts("/home/USER", {"PATH": "/bin"}, runtime=container_command.Runtime("docker", "/usr/bin/docker"), has_hub=True)
 
 
 def specs_of(document: dict[str, Any]) -> tuple[TrialSpec, ...]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.policy import Policy, ServerDefaults
-from fleet_agent.findings import CODES
+from fleet_agent.core.admission.host_policy import Policy, ServerDefaults
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.view import HostView
-from fleet_agent.inspection import Work, inspect
+from fleet_agent.host.host_state import HostView
+from fleet_agent.server.host_check import Work, inspect
+from fleet_agent.server.host_findings import CODES
 
 GPU = {"name": "NVIDIA H200", "memory_mib": 143771, "memory_used_mib": 4, "fabric": "completed"}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.policy import Policy, ServerDefaults, with_defaults, with_own
-from fleet_agent.core.refusals import Look, refusals
-from fleet_knowledge.nccl.variables import VARIABLES
-from fleet_protos.trial import Container, EngineKind, EngineSpec
+from fleet_agent.core.admission.host_policy import Policy, ServerDefaults, with_defaults, with_own
+from fleet_agent.core.admission.policy_check import Look, refusals
+from fleet_knowledge.nccl.variables.known_variables import VARIABLES
+from fleet_protos.trial_types import Container, EngineKind, EngineSpec
 
 PYTHON = "/home/USER/ml-env/bin/python3"
 LINKS = {

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.journal import Journal, JournalDamaged, JournalFailed
+from fleet_agent.storage.journal import Journal, JournalDamaged, JournalFailed
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict
 from fleet_protos.events import Body, Event, ServerLaunched, TrialAccepted, TrialOver, WarmedUp
-from fleet_protos.lease import Lease
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 WRITER = Path(__file__).parents[1] / "fakes" / "journal_writer.py"
 
@@ -328,9 +328,9 @@ FILL = """
 import os
 import sys
 from pathlib import Path
-from fleet_agent.journal import Journal, JournalFailed
+from fleet_agent.storage.journal import Journal, JournalFailed
 from fleet_protos.events import WarmedUp
-from fleet_protos.trial import Phase
+from fleet_protos.trial_types import Phase
 
 def put(words):
     return journal.append(WarmedUp(words), "t", 1, cause=0, phase=Phase.MEASURING, time_unix_ns=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.launching import Tools, TrialServer
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.supervisor import Supervisor
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor
+from fleet_agent.server.trial_server import Tools, TrialServer
 from fleet_protos import events as ev
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 
 class SlowAtFirst:

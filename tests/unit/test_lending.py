@@ -6,15 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.core.choosing import Candidate
 from fleet_controller.core.gang import member_specs
 from fleet_controller.core.job import HostChoice, Job, LoadChoice
-from fleet_controller.core.lending import cores, lenders, lending_findings, lent_for_s, load_plan
-from fleet_controller.core.plan import make_plan, trial_specs
-from fleet_controller.core.schedule import next_starts
-from fleet_controller.core.state import Trial
-from fleet_controller.core.waiting import Host, waiting_of, why_waits
-from fleet_protos.trial import EngineKind, EngineSpec, Gang, LoadPlan, TrialSpec, Workload
+from fleet_controller.core.schedule_inputs import Host, waiting_of, why_waits
+from fleet_controller.core.scheduler import next_starts
+from fleet_controller.core.trial_state import Trial
+from fleet_controller.planning.host_selection import Candidate
+from fleet_controller.planning.load_host_assignment import (
+    cores,
+    lenders,
+    lending_findings,
+    lent_for_s,
+    load_plan,
+)
+from fleet_controller.planning.plan import make_plan, trial_specs
+from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, LoadPlan, TrialSpec, Workload
 
 ENGINE = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8}, gpus=8)
 JOB = Job("job", ENGINE, (Workload("w", concurrency=1, requests=1, output_tokens=1),), load=LoadChoice())

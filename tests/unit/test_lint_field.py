@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.core.arms import twins
-from fleet_controller.core.plan import make_variants
-from fleet_controller.spec.findings import Finding, JobRejected
-from fleet_controller.spec.load import load_job
-from fleet_controller.spec.sweep_job import sweep_job
-from fleet_knowledge.sglang.sweep import expand, servers
+from fleet_controller.importers.sweep_job import sweep_job
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.equivalence import twins
+from fleet_controller.planning.plan import make_variants
+from fleet_controller.yaml.findings import Finding, JobRejected
+from fleet_knowledge.sglang.speculation.sweep_notation import expand, servers
 
 DATA = Path(__file__).parent / "data" / "field"
 SWEEP: dict[str, Any] = json.loads((DATA / "G08.json").read_text())

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.arrivals import send_offsets_s
-from fleet_protos.trial import Stage, Workload
+from fleet_agent.load.workload.arrivals import send_offsets_s
+from fleet_protos.trial_types import Stage, Workload
 
 RATE = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)
 RAMP = Workload("ramp", stages=(Stage(0, 100, 10), Stage(100, 100, 10), Stage(100, 0, 20)), duration_s=40, arrivals="constant")

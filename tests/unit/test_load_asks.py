@@ -13,15 +13,15 @@ from itertools import takewhile
 
 import pytest
 
-from fleet_agent.load.arrivals import replayed_s
-from fleet_agent.load.asks import Asks, asks_of
-from fleet_agent.load.body import Target, body
-from fleet_agent.load.content import END_ID, FIRST_ID, as_text, is_ids
-from fleet_agent.load.made_text import WORDS_PER_TOKEN, made_text, question
-from fleet_agent.load.prompts import Draw, prompt_set
-from fleet_agent.load.traced import Traced
+from fleet_agent.load.client.request_body import Target, body
+from fleet_agent.load.workload.arrivals import replayed_s
+from fleet_agent.load.workload.prompt_content import END_ID, FIRST_ID, as_text, is_ids
+from fleet_agent.load.workload.prompts import Draw, prompt_set
+from fleet_agent.load.workload.request_plan import Asks, asks_of
+from fleet_agent.load.workload.synthetic_text import WORDS_PER_TOKEN, made_text, question
+from fleet_agent.load.workload.trace_prompts import Traced
 from fleet_protos.attachment import Prompts, Trace
-from fleet_protos.trial import Lengths, Part, SharedPrefix, Workload
+from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Workload
 
 FIXED = Workload("w", concurrency=4, prompts="builtin:chat", output_tokens=9)
 UNIFORM = Workload("w", concurrency=4, prompts="builtin:chat", output=Lengths("uniform", 3, 7))

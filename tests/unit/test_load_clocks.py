@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.clocks import Look, Offset, estimate, on_our_clock, spread_ns
-from fleet_agent.load.columns import Columns
-from fleet_agent.load.records import Request, Response
+from fleet_agent.load.client.request_record import Request, Response
+from fleet_agent.load.cluster.clock_offset import Look, Offset, estimate, on_our_clock, spread_ns
+from fleet_agent.load.results.request_columns import Columns
 
 NANOSECONDS = st.integers(1, 10**18)
 WAYS = st.integers(0, 10**8)

@@ -11,9 +11,9 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fleet_agent.load.cluster import Files, Part, Secrets, settings
-from fleet_controller.trust.certify import is_issued_by
-from fleet_controller.trust.cluster import ClusterTrust
+from fleet_agent.load.cluster.membership import Files, Part, Secrets, settings
+from fleet_controller.pki.certificate_builder import is_issued_by
+from fleet_controller.pki.load_cluster_ca import ClusterTrust
 
 PART = Part("trial", 2, "load1", "10.0.0.7", "10.0.0.1:4000", cores=2, hosts=("load1", "load2"), shards=4)
 SECRETS = Secrets("aa" * 32, "authority", "certificate", "the key")

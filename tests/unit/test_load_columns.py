@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.columns import MOST_NAMES, OTHER_NAME, Builder, Columns
-from fleet_agent.load.records import ErrorName, Request, Response
+from fleet_agent.load.client.request_record import ErrorName, Request, Response
+from fleet_agent.load.results.request_columns import MOST_NAMES, OTHER_NAME, Builder, Columns
 
 COUNTS = st.none() | st.integers(0, 2**31 - 1)
 TIMES = st.integers(1, 2**62)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_agent.load.counters import Looks, look, look_after, with_speculation
-from fleet_agent.load.summary import Summary
-from fleet_knowledge.figures.accept import Shape
+from fleet_agent.load.results.run_summary import Summary
+from fleet_agent.load.results.server_counters import Looks, look, look_after, with_speculation
+from fleet_knowledge.sglang_metrics.accept_rate import Shape
 from tests.fakes.scripted_server import Script, scripted_server
 
 SHAPE = Shape(steps=3, draft_tokens=4)

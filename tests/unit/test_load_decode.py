@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load import decode as decoder
-from fleet_agent.load import framing
-from fleet_agent.load.reads import Reads
-from fleet_agent.load.records import Response
-from fleet_agent.load.sse import Events
+from fleet_agent.load.client import http_framing
+from fleet_agent.load.client import response_decoder as decoder
+from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.request_record import Response
+from fleet_agent.load.client.sse import Events
 from tests.fakes import streams
 from tests.fakes.native import WAYS, reading
 
@@ -265,22 +265,22 @@ def test_reads_that_are_alike_say_what_reading_them_as_json_says(texts: list[str
 @given(texts=st.lists(st.binary(min_size=1, max_size=40), max_size=12), cuts=st.lists(st.integers(0, 10_000), max_size=40))
 def test_the_end_that_sizes_of_chunks_tell_is_the_end_of_the_answer(texts: list[bytes], cuts: list[int]) -> None:
     content = streams.HEAD + b"".join(map(streams.chunk, [*texts, b"0\r\n\r\n"])) + streams.LAST_CHUNK
-    frame, ending, came = framing.Framing(), None, 0
+    frame, ending, came = http_framing.Framing(), None, 0
     for _, piece in pieces(content, cuts):
         came += len(piece)
         if ending is None:
             frame.feed(piece)
             ahead = frame.next_chunk()
-            ending = ahead and framing.Ending(*ahead)
-            found = framing.AT_END if frame.state == framing.ENDED else framing.GOES_ON
+            ending = ahead and http_framing.Ending(*ahead)
+            found = http_framing.AT_END if frame.state == http_framing.ENDED else http_framing.GOES_ON
         else:
             found = ending.look(piece)
-        if found == framing.LOOK_CLOSER:  # the last line itself may be cut, which only the whole tells
+        if found == http_framing.LOOK_CLOSER:  # the last line itself may be cut, which only the whole tells
             assert came >= len(content) - len(streams.LAST_CHUNK)
             return
-        assert (found == framing.AT_END) == (came == len(content))
+        assert (found == http_framing.AT_END) == (came == len(content))
 
 
 @pytest.mark.parametrize("after", [b"zz\r\n", b"-5\r\nabc", b"0\r\nx-trailer: 1\r\n\r\n", b"5;name=1\r\nhello\r\n", b"\r\n", b"f" * 5000])
 def test_what_sizes_alone_do_not_tell_is_looked_at_closer(after: bytes) -> None:
-    assert framing.Ending(0, b"").look(after) == framing.LOOK_CLOSER
+    assert http_framing.Ending(0, b"").look(after) == http_framing.LOOK_CLOSER

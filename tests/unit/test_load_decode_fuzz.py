@@ -14,9 +14,9 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.decode import decode
-from fleet_agent.load.reads import Reads
-from fleet_agent.load.records import Response
+from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.request_record import Response
+from fleet_agent.load.client.response_decoder import decode
 from tests.fakes import reference_decoder, streams
 from tests.fakes.native import WAYS, reading
 

@@ -11,16 +11,16 @@ from time import perf_counter_ns
 import pytest
 
 from fleet_agent.core.gates import GATES, RunFacts, run_gates
-from fleet_agent.load.body import Target
-from fleet_agent.load.cluster import Files, Part
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.cluster.cluster_workers import FarCrew
+from fleet_agent.load.cluster.membership import Files, Part
 from fleet_agent.load.driver import plan_shards
-from fleet_agent.load.far_crew import FarCrew
 from fleet_agent.load.messages import LoadRequest
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.shard import ShardPlan, run_shard
-from fleet_agent.load.start import Start
+from fleet_agent.load.workers.shard import ShardPlan, run_shard
+from fleet_agent.load.workers.start_gate import Start
+from fleet_agent.load.workload.prompts import Draw
 from fleet_protos.errors import LoadFailed
-from fleet_protos.trial import GateEffect, Measure, Workload
+from fleet_protos.trial_types import GateEffect, Measure, Workload
 from tests.fakes.scripted_server import SILENCE, served
 
 FACTS = RunFacts(1, 0, {}, {"length": 1}, 9, 9, 0, 0.0, 0.0, 1.0, 0.0, 0.0, False, None, None)

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load import framing
-from fleet_agent.load.alike import Alike
-from fleet_agent.load.native.library import FOLDER_VARIABLE, Answer, Library, built, library
-from fleet_agent.load.native.wire import NativeTaken, NativeWire
-from fleet_agent.load.reads import Reads
+from fleet_agent.load.client import http_framing
+from fleet_agent.load.client.fast_path import Alike
+from fleet_agent.load.client.native.library import FOLDER_VARIABLE, Answer, Library, built, library
+from fleet_agent.load.client.native_reader import NativeTaken, NativeWire
+from fleet_agent.load.client.received import Reads
 from tests.fakes import streams
 from tests.fakes.native import FOLDER, need_compiler
 
@@ -162,11 +162,11 @@ def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(texts: list[
     content = bytearray(b"".join(map(streams.chunk, texts)) + streams.LAST_CHUNK)
     for place, byte in damage:
         content[place % len(content)] = byte
-    expected = framing.Ending(0, b"").look(bytes(content))
+    expected = http_framing.Ending(0, b"").look(bytes(content))
     found = watched(bytes(content))
     if found == 2:
-        assert expected == framing.AT_END
-    elif expected == framing.AT_END:
+        assert expected == http_framing.AT_END
+    elif expected == http_framing.AT_END:
         assert damage and found == 1  # Python's int() takes signs and spaces, which only the whole settles
 
 

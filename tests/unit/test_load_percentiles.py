@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.percentiles import percentile, percentiles, streamed
+from fleet_agent.load.results.percentiles import percentile, percentiles, streamed
 
 NANOSECONDS = st.integers(0, 3) | st.integers(0, 10**13) | st.integers(5_000_000, 5_000_900) | st.integers(-(10**9), 0)
 SHARES = st.lists(st.sampled_from([0.0, 0.5, 0.99, 1.0]) | st.floats(0, 1), min_size=1, max_size=4)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.body import Target, body, http_request
-from fleet_agent.load.crew import NearCrew
+from fleet_agent.load.client.request_body import Target, body, http_request
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import RUN, LoadRequest, read_request, request_line
-from fleet_agent.load.prompts import prompt_set
-from fleet_protos.trial import Lengths, Part, SharedPrefix, Slo, Stage, Workload
+from fleet_agent.load.workers.local_workers import NearCrew
+from fleet_agent.load.workload.prompts import prompt_set
+from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Slo, Stage, Workload
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
 SHARES = NearCrew(None, Path()).shares

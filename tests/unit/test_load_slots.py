@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.slots import all_due_ns, first_due_ns
+from fleet_agent.load.workload.slot_schedule import all_due_ns, first_due_ns
 
 
 def test_slots_begin_a_fifth_of_a_millisecond_apart() -> None:

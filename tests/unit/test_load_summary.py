@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fleet_agent.core.gates import RunFacts
-from fleet_agent.load.columns import Columns
-from fleet_agent.load.records import Request, Response
-from fleet_agent.load.summary import Conditions, Summary
-from fleet_agent.load.summary import summarise as summarise_columns
-from fleet_protos.trial import Slo, Workload
+from fleet_agent.load.client.request_record import Request, Response
+from fleet_agent.load.results.request_columns import Columns
+from fleet_agent.load.results.run_summary import Conditions, Summary
+from fleet_agent.load.results.run_summary import summarise as summarise_columns
+from fleet_protos.trial_types import Slo, Workload
 
 S = 1_000_000_000
 BEGAN = 77 * S

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.columns import Builder, Columns
-from fleet_agent.load.percentiles import percentile
-from fleet_agent.load.records import ErrorName, Request, Response
-from fleet_agent.load.summary import SALT_TOKENS, Conditions, summarise
-from fleet_protos.trial import Slo, Workload
+from fleet_agent.load.client.request_record import ErrorName, Request, Response
+from fleet_agent.load.results.percentiles import percentile
+from fleet_agent.load.results.request_columns import Builder, Columns
+from fleet_agent.load.results.run_summary import SALT_TOKENS, Conditions, summarise
+from fleet_protos.trial_types import Slo, Workload
 
 S = 1_000_000_000
 SLO = Slo(ttft_p99_s=2.0, tpot_p99_s=0.5)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fleet_controller.core.retry import rule_for
-from fleet_knowledge.failures import FAILURES, kind_of
-from fleet_knowledge.log.diagnosis import FAILED, Diagnosis
-from fleet_knowledge.log.reader import LogReader
-from fleet_knowledge.log.symptom import ROOT
-from fleet_knowledge.log.symptoms import SYMPTOMS, symptom_of
-from fleet_knowledge.nccl.failures import NCCL_FAILURES
+from fleet_knowledge.failure_classes import FAILURES, kind_of
+from fleet_knowledge.nccl.log.nccl_failures import NCCL_FAILURES
+from fleet_knowledge.server_log.diagnosis.diagnosis import FAILED, Diagnosis
+from fleet_knowledge.server_log.log_reader import LogReader
+from fleet_knowledge.server_log.symptoms.symptom import ROOT
+from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS, symptom_of
 from fleet_protos.errors import ErrorKind
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/failures.md"

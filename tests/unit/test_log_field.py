@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.server_log.log_reader import LogReader
 
 DATA = Path(__file__).parent / "data"
 OTHERS = {"A21", "A23"}  # the host's, tested with its readers

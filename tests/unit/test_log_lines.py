@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_knowledge.log.lines import Rank, elapsed, read_lines
-from fleet_knowledge.log.privacy import LINE_LIMIT, shown
-from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.server_log.log_reader import LogReader
+from fleet_knowledge.server_log.parsing.log_lines import Rank, elapsed, read_lines
+from fleet_knowledge.server_log.parsing.redaction import LINE_LIMIT, shown
 
 PLAIN = "[2026-04-20 11:00:00 DP1 TP3] Load weight begin. avail mem=9.00 GB"
 

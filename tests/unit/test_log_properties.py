@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_knowledge.log.privacy import LINE_LIMIT
-from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.server_log.log_reader import LogReader
+from fleet_knowledge.server_log.parsing.redaction import LINE_LIMIT
 
 FOLDER = Path(__file__).parent / "data" / "field"
 LINES = [line for file in sorted(FOLDER.glob("[AB]*.json")) for line in str(json.loads(file.read_text())["input"]).encode().split(b"\n")]

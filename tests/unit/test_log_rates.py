@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.log.batches import Batch, read_batch
-from fleet_knowledge.log.layouts import layout_of, rows_of
-from fleet_knowledge.log.lines import read_lines
-from fleet_knowledge.log.reader import LogReader
+from fleet_knowledge.server_log.log_reader import LogReader
+from fleet_knowledge.server_log.parsing.batch_columns import layout_of, rows_of
+from fleet_knowledge.server_log.parsing.batch_lines import Batch, read_batch
+from fleet_knowledge.server_log.parsing.log_lines import read_lines
 
 READY = "[2026-04-20 11:00:00] The server is fired up and ready to roll!"
 

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_knowledge.log import batches, phases, roots, server_facts
-from fleet_knowledge.log.literals import literals_of
-from fleet_knowledge.log.notes import NOTES
-from fleet_knowledge.log.reader import LogReader
-from fleet_knowledge.log.sieve import needs, telling
-from fleet_knowledge.log.symptoms import SYMPTOMS
+from fleet_knowledge.server_log.diagnosis import launch_phases, root_cause
+from fleet_knowledge.server_log.log_reader import LogReader
+from fleet_knowledge.server_log.parsing import batch_lines, server_facts
+from fleet_knowledge.server_log.symptoms.prefilter import needs, telling
+from fleet_knowledge.server_log.symptoms.regex_literals import literals_of
+from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS
+from fleet_knowledge.server_log.symptoms.warnings_table import NOTES
 
 FOLDER = Path(__file__).parent / "data" / "field"
 CASES = sorted(FOLDER.glob("[AB]*.json"))
 WORDS = [row.words for table in (SYMPTOMS, NOTES) for row in table]
-OTHERS = [*(marker.words for marker in phases._MARKERS), batches._HEAD, roots._CRASH, server_facts._KV_TOKENS, server_facts._WEIGHTS]
+OTHERS = [*(marker.words for marker in launch_phases._MARKERS), batch_lines._HEAD, root_cause._CRASH, server_facts._KV_TOKENS, server_facts._WEIGHTS]
 DIGITS = str.maketrans("", "", "0123456789")
 
 

@@ -20,8 +20,15 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.machine import TERMINAL, InvalidTransition, accepts, new_trial, replay, step
 from fleet_agent.core.trial import Position, Server, Trial, Wanted
+from fleet_agent.core.trial_machine import (
+    TERMINAL,
+    InvalidTransition,
+    accepts,
+    new_trial,
+    replay,
+    step,
+)
 from fleet_protos.errors import Bug, ErrorKind
 from fleet_protos.events import (
     AgentRestarted,
@@ -42,7 +49,18 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Measure, Outcome, Phase, RunResult, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gate,
+    GateEffect,
+    Measure,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+    Workload,
+)
 
 ONE, TWO = Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8)
 ENGINE = EngineSpec(kind=EngineKind.SIMULATED, ready_timeout_s=60)

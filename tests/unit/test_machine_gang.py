@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet_agent.core.effects import CloseTrial, CollectEvidence, Effect, HoldServer, StopServer
-from fleet_agent.core.machine import HOLD_LIMIT_S, Trial, accepts, new_trial, step
 from fleet_agent.core.trial import Server
+from fleet_agent.core.trial_machine import HOLD_LIMIT_S, Trial, accepts, new_trial, step
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import EngineKind, EngineSpec, Gang, Gate, GateEffect, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gang,
+    Gate,
+    GateEffect,
+    Outcome,
+    Phase,
+    TrialSpec,
+)
 
 SPEC = TrialSpec("t_n1", engine=EngineSpec(EngineKind.SIMULATED, gang=Gang(2, 1, "10.0.0.1:20001", hold_limit_s=900.0)))
 PROVED = ev.ConfigurationProved()

@@ -20,8 +20,8 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.machine import accepts, new_trial, replay, step
 from fleet_agent.core.trial import Server, Trial
+from fleet_agent.core.trial_machine import accepts, new_trial, replay, step
 from fleet_protos.codec import event_from_json, event_to_json
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import (
@@ -43,8 +43,19 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.search import CONCURRENCY, Search, Searched
-from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Measure, Outcome, Phase, RunResult, TrialSpec, Workload
+from fleet_protos.search_types import CONCURRENCY, Search, Searched
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gate,
+    GateEffect,
+    Measure,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+    Workload,
+)
 
 WORKLOADS = (Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8))
 SPEC = TrialSpec(

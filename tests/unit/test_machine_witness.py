@@ -18,8 +18,8 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.machine import InvalidTransition, accepts, new_trial, step
 from fleet_agent.core.trial import Progress, Server, Trial
+from fleet_agent.core.trial_machine import InvalidTransition, accepts, new_trial, step
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import (
     AgentRestarted,
@@ -38,7 +38,18 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Measure, Outcome, Phase, RunResult, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gate,
+    GateEffect,
+    Measure,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+    Workload,
+)
 
 ONE = Workload(name="single", concurrency=1)
 SPEC = TrialSpec(

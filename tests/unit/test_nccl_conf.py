@@ -7,8 +7,12 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_knowledge.nccl.conf import Source, combine, odd_lines, read_conf, user_file
-from fleet_knowledge.nccl.inspector import algo_proto_by_collective, is_inspector, read_inspector
+from fleet_knowledge.nccl.inspector_output import (
+    algo_proto_by_collective,
+    is_inspector,
+    read_inspector,
+)
+from fleet_knowledge.nccl.nccl_conf import Source, combine, odd_lines, read_conf, user_file
 from fleet_knowledge.release import Release
 
 LABELS = 'version="v5.1",slurm_job_id="unknown",node="n1",gpu="GPU0",comm_name="tp, \\"0\\"",n_nodes="1",nranks="8",collective="AllReduce"'

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from fleet_knowledge.nccl.facts import NcclFacts
-from fleet_knowledge.nccl.proof import Proved, State, environment
-from fleet_knowledge.nccl.reader import NcclReader
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.nccl.log.nccl_reader import NcclReader
+from fleet_knowledge.nccl.variable_verification import Proved, State, environment
 
 DONE = "16 coll channels, 16 collnet channels, 0 nvls channels, 16 p2p channels, 2 p2p channels per peer"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.nccl.failures import NCCL_FAILURES, SYMPTOMS
-from fleet_knowledge.nccl.reader import NcclReader
+from fleet_knowledge.failure_classes import FAILURES
+from fleet_knowledge.nccl.log.nccl_failures import NCCL_FAILURES, SYMPTOMS
+from fleet_knowledge.nccl.log.nccl_reader import NcclReader
 
 CASES = sorted((Path(__file__).parent / "data" / "field").glob("C*.json"))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.host import nvidia_smi, recognise
+from fleet_knowledge.failure_classes import FAILURES
+from fleet_knowledge.host import nvidia_smi_errors, recognise
 from fleet_knowledge.host.gpu import Gpu
-from fleet_knowledge.host.leftovers import read_processes
-from fleet_knowledge.host.listing import read_details, read_list, read_query, read_table
+from fleet_knowledge.host.gpu_processes import read_processes
+from fleet_knowledge.host.nvidia_smi_gpus import read_details, read_list, read_query, read_table
 
 LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-11111111-2222-3333-4444-555555555555)
   MIG 3g.40gb     Device  0: (UUID: MIG-11111111-0000-3333-4444-555555555555)
@@ -215,7 +215,7 @@ def test_a_damaged_inforom_is_a_warning() -> None:
 
 
 def test_a_reset_is_another_cure_than_a_reboot() -> None:
-    reset = nvidia_smi.read_state("Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset")
+    reset = nvidia_smi_errors.read_state("Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset")
     assert reset is not None and "must be reset" in reset["hint"]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.pasted.kinds import is_pasted
-from fleet_controller.pasted.reading import Pasted, read_pasted
-from fleet_controller.spec.findings import Finding, JobRejected
-from fleet_controller.spec.load import load_job
+from fleet_controller.importers.detect_format import is_pasted
+from fleet_controller.importers.import_launch import Pasted, read_pasted
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.yaml.findings import Finding, JobRejected
 
 DATA = Path(__file__).parent / "data"
 CASES = [DATA / "field" / f"{name}.json" for name in ("G01", "G02", "G04", "G05", "G06")] + sorted((DATA / "pasted").glob("*.json"))

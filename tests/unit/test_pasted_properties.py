@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.pasted.kinds import is_pasted
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.reading import read_pasted
-from fleet_controller.pasted.script import read_script
-from fleet_controller.spec.findings import JobRejected
-from fleet_controller.spec.load import load_job
+from fleet_controller.importers.detect_format import is_pasted
+from fleet_controller.importers.import_launch import read_pasted
+from fleet_controller.importers.shell.script import read_script
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.findings import JobRejected
 
 CASES = sorted((Path(__file__).parent / "data" / "pasted").glob("*.json"))
 TEXTS = ["\n".join(json.loads(path.read_text(encoding="utf-8"))["input"]) for path in CASES]

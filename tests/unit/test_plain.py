@@ -9,9 +9,9 @@ import unicodedata
 
 import pytest
 
-from fleet_controller.report.screen import table_text
 from fleet_controller.report.table import Table
-from fleet_protos.plain import PlainFormatter, plain, plain_but_colours, plain_line
+from fleet_controller.report.terminal_layout import table_text
+from fleet_protos.escape import PlainFormatter, plain, plain_but_colours, plain_line
 
 TRICKS = [
     "\x1b]0;title\x07", "\x1b[2J\x1b[H", "\x9b31m", "\x08\x08ok", "a\x00b", "\u202egpj.exe", "\u2066x", "\ufeff", "\x7f",

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.core.estimate import estimate, gpu_hours
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.core.plan import make_plan, trial_id, trial_spec
-from fleet_knowledge.sglang.parallel import needed_gpus
+from fleet_controller.planning.estimate import estimate, gpu_hours
+from fleet_controller.planning.plan import make_plan, trial_id, trial_spec
+from fleet_knowledge.sglang.parallelism import needed_gpus
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.trial import EngineKind, EngineSpec, Measure, Simulation, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Measure,
+    Simulation,
+    TrialSpec,
+    Workload,
+)
 from fleet_protos.v1 import trial_pb2
 
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", args={"tp_size": 8, "trust_remote_code": True}, env={"A": "1"})

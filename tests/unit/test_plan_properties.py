@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.core.plan import Plan, make_plan
-from fleet_protos.trial import EngineKind, EngineSpec, Measure, Workload
+from fleet_controller.planning.plan import Plan, make_plan
+from fleet_protos.trial_types import EngineKind, EngineSpec, Measure, Workload
 
 NAMES = st.text("abcdefgh123-", min_size=1, max_size=4)
 FACTORS = st.dictionaries(NAMES, st.dictionaries(NAMES, st.just(Level()), min_size=1, max_size=4), max_size=3)

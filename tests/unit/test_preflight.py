@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.check import host_findings
-from fleet_agent.engines.engine import Place
-from fleet_agent.findings import CODES, ERROR, Finding, refusal
+from fleet_agent.app.check_command import host_findings
+from fleet_agent.core.engine import Place
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.models import missing_of
-from fleet_agent.host.view import HostView
-from fleet_agent.preflight import check_compiler, check_gpus, check_model, preflight
+from fleet_agent.host.host_state import HostView
+from fleet_agent.host.model_files import missing_of
+from fleet_agent.server.host_findings import CODES, ERROR, Finding, refusal
+from fleet_agent.server.preflight import check_compiler, check_gpus, check_model, preflight
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, TrialSpec
+from fleet_protos.trial_types import Container, EngineKind, EngineSpec, Gang, TrialSpec
 
 BOX = Path(__file__).parent / "data" / "host" / "eight-gpus.json"
 ALL = tuple(range(8))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.core.plan import make_plan, placed_on, trial_spec
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
+from fleet_controller.planning.plan import make_plan, placed_on, trial_spec
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", python="p", args={"tp_size": 8})
 NCCL = {"nccl": {"default": Level(), "tuned": Level(env={"NCCL_PROTO": "LL"})}}

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from fleet_controller.report.hosts import hosts_table
-from fleet_controller.report.values import HostStatus
-from fleet_controller.trust.expiry import Expiring, warning
-from fleet_controller.trust.ledger import read_ledger
-from fleet_protos.certificate import Certificate
-from fleet_protos.identity import Role
-from fleet_protos.refusals import refused_by_client, refused_by_door, refused_by_server, unwelcome
-from fleet_protos.revoked import Revocation, parse_revoked
+from fleet_controller.core.controller_api import HostStatus
+from fleet_controller.pki.expiry import Expiring, warning
+from fleet_controller.pki.issued_certificates import read_ledger
+from fleet_controller.report.host_output import hosts_table
+from fleet_transport.certificate import Certificate
+from fleet_transport.revocation_list import Revocation, parse_revoked
+from fleet_transport.tls_errors import (
+    refused_by_client,
+    refused_by_door,
+    refused_by_server,
+    unwelcome,
+)
+from fleet_transport.tls_identity import Role
 
 DAY_S = 86400
 NOW_S = 1_790_000_000  # 2026-09-21 14:13 UTC

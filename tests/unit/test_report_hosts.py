@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_controller.report.hosts import host_json, host_lines, hosts_table
-from fleet_controller.report.values import HostStatus
+from fleet_controller.core.controller_api import HostStatus
+from fleet_controller.report.host_output import host_json, host_lines, hosts_table
 
 BARE = HostStatus("gpu01", "gpu01:7433", "unreachable", message="no answer yet")
 FULL = HostStatus(

@@ -22,11 +22,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from fleet_controller.cli.arguments import COMMANDS
-from fleet_protos import metrics
+from fleet_controller.cli.argument_parser import COMMANDS
+from fleet_protos import metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("agent/fleet_agent", "controller/fleet_controller", "knowledge/fleet_knowledge", "protos/fleet_protos")
+PACKAGES = (
+    "agent/fleet_agent", "controller/fleet_controller", "knowledge/fleet_knowledge", "protos/fleet_protos", "protos/fleet_transport",
+    "simulator/fleet_simulator",
+)  # fmt: skip
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 GUIDES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
@@ -191,7 +194,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: P
 
 
 def test_alert_rules_name_only_series_that_are_exported() -> None:
-    exported = {value for name, value in vars(metrics).items() if name.startswith("PROM_")}
+    exported = {value for name, value in vars(metric_names).items() if name.startswith("PROM_")}
     used = set(re.findall(r"\bfleet_[a-z_]+\b", "".join(re.findall(r"expr: (.+)", (ROOT / "deploy/prometheus-rules.yml").read_text()))))
     assert used and used <= exported
 

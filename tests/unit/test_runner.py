@@ -10,15 +10,15 @@ import pytest
 
 from fleet_agent.core.trial import Trial
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.errands import Errands
-from fleet_agent.journal import JournalFailed
-from fleet_agent.launching import Tools
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.runner import TrialRunner
-from fleet_agent.supervisor import Supervisor
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor
+from fleet_agent.server.trial_server import Tools
+from fleet_agent.storage.journal import JournalFailed
+from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.trials.runner import TrialRunner
 from fleet_protos import events as ev
-from fleet_protos.trial import EngineKind, EngineSpec, ErrorKind, Outcome, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, ErrorKind, Outcome, TrialSpec
 
 SPEC = TrialSpec("t", engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://127.0.0.1:1", ready_timeout_s=9.0))
 LIMIT_S = 20.0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.core.schedule import NotAgain, Start, left_s, next_starts, not_again
-from fleet_controller.core.state import Attempt, Trial
-from fleet_controller.core.waiting import Host, waiting_of
+from fleet_controller.core.schedule_inputs import Host, waiting_of
+from fleet_controller.core.scheduler import NotAgain, Start, left_s, next_starts, not_again
+from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 OK = Attempt(1, phase=Phase.OVER, outcome=Outcome.OK, started_unix_ns=1, ended_unix_ns=10_000_000_001)
 EXITED = Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.SERVER_EXITED, ended_unix_ns=1_000_000_000)

@@ -10,11 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.core import search as core
+from fleet_agent.core import load_search as core
 from fleet_agent.core.gates import CAPACITY, DISPATCH_DELAY, LOOP_LAG
-from fleet_agent.core.search import Answer, Next, Told, judged, next_load, repeat_of, share_met, told_by
-from fleet_protos.search import CONCURRENCY, RATE, Search
-from fleet_protos.trial import Gate, GateEffect, RunResult, Slo, Workload
+from fleet_agent.core.load_search import (
+    Answer,
+    Next,
+    Told,
+    judged,
+    next_load,
+    repeat_of,
+    share_met,
+    told_by,
+)
+from fleet_protos.search_types import CONCURRENCY, RATE, Search
+from fleet_protos.trial_types import Gate, GateEffect, RunResult, Slo, Workload
 
 RATES = Search(RATE, 1.0, 64.0, 0.05, 0.99)
 USERS = Search(CONCURRENCY, 1.0, 64.0, 0.05, 0.99)

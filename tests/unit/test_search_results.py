@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
-from fleet_controller.analysis.launches import StoredRun, launches_of
-from fleet_controller.analysis.limits import found
+from fleet_controller.analysis.launches import launches_of
+from fleet_controller.analysis.slo_limits import found
 from fleet_controller.analysis.verdict import Verdict
-from fleet_controller.core.claims import believed
-from fleet_controller.report.comparison import csv_of, json_of, remarks_of, table_of
-from fleet_controller.report.jobs import show_json
-from fleet_controller.report.progress import run_text
-from fleet_controller.report.screen import comparison_text
-from fleet_controller.report.searches import limits_table, loads_table, searches_markdown
-from fleet_controller.report.values import JobDetail, JobSummary
+from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
+from fleet_controller.core.event_rules import believed
+from fleet_controller.report.comparison_output import csv_of, json_of, remarks_of, table_of
+from fleet_controller.report.job_output import show_json
+from fleet_controller.report.job_progress import run_text
+from fleet_controller.report.search_output import limits_table, loads_table, searches_markdown
+from fleet_controller.report.terminal_layout import comparison_text
 from fleet_protos.events import Event, RunFinished
-from fleet_protos.search import CONCURRENCY, RATE
-from fleet_protos.trial import Gate, GateEffect, Outcome, Phase, RunResult, Searched
+from fleet_protos.search_types import CONCURRENCY, RATE
+from fleet_protos.trial_types import Gate, GateEffect, Outcome, Phase, RunResult, Searched
 
 Bracket = tuple[float, float]  # highest met, lowest not met; 0: none
 SUSTAINED = Gate("rate_not_sustained", GateEffect.FLAG, "the queue grows")

@@ -10,23 +10,38 @@ from typing import cast
 
 import pytest
 
+from fleet_agent.core.admission.spec_validation import faults
 from fleet_agent.core.effects import CollectEvidence, MeasureRun, WarmUp
 from fleet_agent.core.gates import RunFacts
-from fleet_agent.core.machine import new_trial, replay, step
-from fleet_agent.core.soundness import faults
 from fleet_agent.core.trial import Trial
+from fleet_agent.core.trial_machine import new_trial, replay, step
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.errands import Errands
-from fleet_agent.launching import Tools
-from fleet_agent.load.arrivals import send_offsets_s
-from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile, read_request, request_line
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.supervisor import Supervisor
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.load.messages import (
+    LoadReply,
+    LoadRequest,
+    ParquetFile,
+    read_request,
+    request_line,
+)
+from fleet_agent.load.workload.arrivals import send_offsets_s
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor
+from fleet_agent.server.trial_server import Tools
+from fleet_agent.trials.effect_handlers import Errands
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json
-from fleet_protos.search import CONCURRENCY, RATE, Search
-from fleet_protos.trial import EngineKind, EngineSpec, Measure, Outcome, RunResult, Slo, TrialSpec, Workload
+from fleet_protos.search_types import CONCURRENCY, RATE, Search
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Measure,
+    Outcome,
+    RunResult,
+    Slo,
+    TrialSpec,
+    Workload,
+)
 from tests.unit.test_warm_up_runs import FACTS
 
 RATES = Workload(

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.engines.engine import LaunchCommand
-from fleet_agent.secrets import Secrets, names_in, read_secrets, secrets_file
-from fleet_agent.starting import prepare
+from fleet_agent.core.engine import LaunchCommand
+from fleet_agent.server.launch_setup import prepare
+from fleet_agent.storage.secrets import Secrets, names_in, read_secrets, secrets_file
 from fleet_protos.errors import ConfigError, ErrorKind
 from fleet_protos.events import ConfigurationProved, ServerFailed
-from fleet_protos.trial import Gate, GateEffect
+from fleet_protos.trial_types import Gate, GateEffect
 
 VALUE = 'hf_Ab"c\\d&e f%'
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fleet_agent.core.engine import Engine, Place
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.engines.engine import Engine, Place
-from fleet_agent.engines.sglang.arguments import at_home, option, words
-from fleet_agent.engines.sglang.engine import SglangEngine
-from fleet_agent.engines.sglang.environment import server_environment
+from fleet_agent.engines.sglang.launch.arguments import at_home, option, words
+from fleet_agent.engines.sglang.launch.server_environment import server_environment
+from fleet_agent.engines.sglang.sglang_engine import SglangEngine
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 PLACE = Place(port=31234, gpus=(), folder=Path("/nowhere"), token="job-b1-v0/2")
 ENGINE = EngineSpec(EngineKind.SGLANG, "org/model", args={"tp_size": 8}, env={"NCCL_PROTO": "LL"}, python="/venv/bin/python")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.sglang.changes import KNOWN_CHANGES, Asked, known_change
+from fleet_knowledge.sglang.argument_changes import KNOWN_CHANGES, Asked, known_change
 
 # (argument, asked, shown, all that is shown, a version in which it is known, one in which it is not)
 CHANGES: list[tuple[str, Any, Any, dict[str, Any], str, str]] = [

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.sglang import communication
-from fleet_agent.engines.sglang.communication import Shown, to_json
-from fleet_knowledge.nccl.conf import Source
-from fleet_knowledge.nccl.inspector import read_inspector
-from fleet_knowledge.nccl.reader import NcclReader
-from fleet_protos.trial import Gate, GateEffect
+from fleet_agent.engines.sglang.proof import nccl_gates
+from fleet_agent.engines.sglang.proof.nccl_gates import Shown, to_json
+from fleet_knowledge.nccl.inspector_output import read_inspector
+from fleet_knowledge.nccl.log.nccl_reader import NcclReader
+from fleet_knowledge.nccl.nccl_conf import Source
+from fleet_protos.trial_types import Gate, GateEffect
 
 AT = "gpu01:41:77 [0] NCCL INFO "
 SET = [
@@ -34,7 +34,7 @@ def shown(*lines: str, **changes: Any) -> Shown:
 
 
 def gates(env: Mapping[str, str], found: Shown, **info: Any) -> tuple[Gate, ...]:
-    return communication.gates(env, found, {"version": "0.5.23", "tp_size": 8, **info})
+    return nccl_gates.gates(env, found, {"version": "0.5.23", "tp_size": 8, **info})
 
 
 def short(found: tuple[Gate, ...]) -> list[tuple[str, GateEffect]]:

@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.sglang.communication import Shown
-from fleet_agent.engines.sglang.effective import argument_gates, effective, proof, with_versions
-from fleet_knowledge.nccl.reader import NcclReader
-from fleet_protos.trial import Gate, GateEffect
+from fleet_agent.engines.sglang.proof.effective_args import (
+    argument_gates,
+    effective,
+    proof,
+    with_versions,
+)
+from fleet_agent.engines.sglang.proof.nccl_gates import Shown
+from fleet_knowledge.nccl.log.nccl_reader import NcclReader
+from fleet_protos.trial_types import Gate, GateEffect
 
 LOG = "h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to LL\nh:1:1 [0] NCCL INFO NCCL_BUFFSIZE set by environment to 16777216.\n"
 

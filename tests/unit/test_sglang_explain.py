@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_agent.engines.sglang.explain import of_runtime, silent
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.log.reader import LogReader
+from fleet_agent.engines.sglang.exit_causes import of_runtime, silent
+from fleet_knowledge.failure_classes import FAILURES
+from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ErrorKind
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.sglang.identity import stranger
+from fleet_agent.engines.sglang.launch_identity import stranger
 
 URL = "http://127.0.0.1:31007"
 WORDS = ("--model-path", "m/tiny", "--host", "127.0.0.1", "--port", "31007", "--tp-size", "2", "--api-key", "sk-1", "--json", '{"a": 1}')

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang.binding import HostCpus, cpu_list, read_cpu_list
-from fleet_agent.engines.sglang.command import HostFacts, server_command
-from fleet_agent.engines.sglang.container import Runtime, container_name
-from fleet_agent.engines.sglang.cpus import read_host_cpus
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.engines.sglang.launch.container_command import Runtime, container_name
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, cpu_list, read_cpu_list
+from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
+from fleet_agent.engines.sglang.launch.server_command import HostFacts, server_command
 from fleet_knowledge.release import Release
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, TrialSpec
+from fleet_protos.trial_types import Container, EngineKind, EngineSpec, Gang, TrialSpec
 
 CASES = sorted((Path(__file__).parent / "data/launch").glob("*.json"))
 TOKEN, PORT = "job-b1-v1/2", 31234

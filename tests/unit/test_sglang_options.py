@@ -6,13 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.engines.sglang.arguments import NEGATABLE
+from fleet_agent.engines.sglang.launch.arguments import NEGATABLE
+from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.arguments import NEWEST_READ, Spelling, aliases, arguments, is_negatable, nearest, newest, spell
+from fleet_knowledge.sglang.arguments import (
+    NEWEST_READ,
+    Spelling,
+    aliases,
+    arguments,
+    is_negatable,
+    nearest,
+    newest,
+    spell,
+)
 from fleet_knowledge.sglang.environment import CHANGES, overwrites, remarks
-from fleet_knowledge.sglang.releases import Holds, holds, of_image
-from fleet_knowledge.sglang.remark import Configuration
-from fleet_knowledge.sglang.renamed import RETIRED
+from fleet_knowledge.sglang.retired_arguments import RETIRED
+from fleet_knowledge.sglang_releases import Holds, holds, of_image
 
 
 def release(text: str) -> Release:

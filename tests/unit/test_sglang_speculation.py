@@ -8,14 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang import parallel
-from fleet_knowledge.sglang.algorithms import ALGORITHMS, family, is_eagle3_config, names_eagle3, names_older_eagle, own_layers
-from fleet_knowledge.sglang.effect import effective
-from fleet_knowledge.sglang.remark import Configuration
-from fleet_knowledge.sglang.settled import request_cap, settle, tree_capacity
-from fleet_knowledge.sglang.speculation import remarks
-from fleet_knowledge.sglang.sweep import expand, servers, split
+from fleet_knowledge.sglang import parallelism
+from fleet_knowledge.sglang.effective_configuration import effective
+from fleet_knowledge.sglang.speculation.algorithms import (
+    ALGORITHMS,
+    family,
+    is_eagle3_config,
+    names_eagle3,
+    names_older_eagle,
+    own_layers,
+)
+from fleet_knowledge.sglang.speculation.resolved_arguments import request_cap, settle, tree_capacity
+from fleet_knowledge.sglang.speculation.speculation_rules import remarks
+from fleet_knowledge.sglang.speculation.sweep_notation import expand, servers, split
 
 DRAFT = "speculative_draft_model_path"
 
@@ -137,7 +144,7 @@ def test_every_algorithm_names_its_source() -> None:
     ],
 )  # fmt: skip
 def test_parallel_sizes_take_gpus_and_need_nccl(args: dict[str, Any], gpus: int, nccl: bool) -> None:
-    assert (parallel.needed_gpus(args), parallel.speaks_nccl(args)) == (gpus, nccl)
+    assert (parallelism.needed_gpus(args), parallelism.speaks_nccl(args)) == (gpus, nccl)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +159,7 @@ def test_parallel_sizes_take_gpus_and_need_nccl(args: dict[str, Any], gpus: int,
     ],
 )  # fmt: skip
 def test_parallel_sizes_that_do_not_go_together_are_told(args: dict[str, Any], gpus: int | None, nodes: int, expected: list[str]) -> None:
-    assert [remark.code for remark in parallel.remarks(Configuration(args, gpus=gpus, nodes=nodes))] == expected
+    assert [remark.code for remark in parallelism.remarks(Configuration(args, gpus=gpus, nodes=nodes))] == expected
 
 
 def test_two_spellings_of_one_configuration_take_the_same_effect() -> None:
@@ -196,7 +203,7 @@ _NAMES = ("speculative_algorithm", DRAFT, "speculative_num_steps", "speculative_
 @given(st.dictionaries(st.sampled_from(_NAMES), _VALUES), st.sampled_from(["EAGLE", "EAGLE3", "NGRAM", "DSPARK", "NEXTN"]))
 def test_any_arguments_are_judged(args: dict[str, Any], algorithm: str) -> None:
     for configuration in (Configuration(args), Configuration({**args, "speculative_algorithm": algorithm})):
-        assert all(each.message for each in (*remarks(configuration), *parallel.remarks(configuration)))
+        assert all(each.message for each in (*remarks(configuration), *parallelism.remarks(configuration)))
         assert effective(configuration).identity
 
 
@@ -217,9 +224,9 @@ def test_a_model_that_drafts_for_itself_whole_gains_nothing() -> None:
 
 
 def test_replicas_that_do_not_fit_may_be_meant_as_data_parallel_attention() -> None:
-    (told,) = parallel.remarks(Configuration({"tp_size": 8, "dp_size": 8}, gpus=8))
+    (told,) = parallelism.remarks(Configuration({"tp_size": 8, "dp_size": 8}, gpus=8))
     assert told.code == "too_few_gpus" and "enable_dp_attention: true" in told.hint
-    (other,) = parallel.remarks(Configuration({"tp_size": 16}, gpus=8))
+    (other,) = parallelism.remarks(Configuration({"tp_size": 16}, gpus=8))
     assert "enable_dp_attention" not in other.hint
 
 

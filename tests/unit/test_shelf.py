@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.shelf import Shelf
+from fleet_agent.storage.artifact_retention import Shelf
 
 KEY = frozenset({("busy", 1)})
 

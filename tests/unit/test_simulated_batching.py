@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleet_agent.engines.simulated.batching import Batching, Generation
-from fleet_agent.engines.simulated.model import Configuration, Speculation, decode_s, prefill_s
-from fleet_agent.engines.simulated.prefix import PrefixCache
+from fleet_simulator.batching import Batching, Generation
+from fleet_simulator.prefix_cache import PrefixCache
+from fleet_simulator.time_model import Configuration, Speculation, decode_s, prefill_s
 
 PLAIN = Configuration(tp_size=8)
 EAGLE3 = Configuration(tp_size=8, speculation=Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6))

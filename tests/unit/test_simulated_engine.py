@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.engines.engine import Engine, Place
-from fleet_agent.engines.simulated.engine import SimulatedEngine
+from fleet_agent.core.engine import Engine, Place
+from fleet_agent.engines.simulated.simulated_engine import SimulatedEngine
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import EngineKind, EngineSpec, Simulation, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, Simulation, TrialSpec
 
 PLACE = Place(port=31234, gpus=(), folder=Path("/nowhere"), token="job-b1-v0/2")
 ENGINE = EngineSpec(
@@ -33,7 +33,7 @@ def test_it_is_an_engine() -> None:
 
 def test_the_command_carries_arguments_port_and_knobs() -> None:
     argv = SimulatedEngine().command(SPEC, PLACE).argv
-    assert argv[1:3] == ("-m", "fleet_agent.engines.simulated.server")
+    assert argv[1:3] == ("-m", "fleet_simulator.server")
     assert argv[3:9] == ("--model-path", "demo/model", "--host", "127.0.0.1", "--port", "31234")
     assert argv[9:-2] == ("--tp-size", "8", "--trust-remote-code", "--cuda-graph-bs", "1", "2")
     knobs = json.loads(argv[-1])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.simulated import arguments, requests
-from fleet_agent.engines.simulated.http import BadRequest, frame, parse_head, take_body
-from fleet_agent.engines.simulated.server import read_start
-from fleet_agent.engines.simulated.text import RING, Words, entry
+from fleet_simulator import request_parsing, server_args
+from fleet_simulator.http_server import BadRequest, frame, parse_head, take_body
+from fleet_simulator.server import read_start
+from fleet_simulator.token_text import RING, Words, entry
 
 EAGLE = {"model_path": "m", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 1, "speculative_num_steps": 5}
 
@@ -45,7 +45,7 @@ def test_a_frame_is_one_http_chunk() -> None:
 
 def test_options_are_read_under_sglangs_names_and_types() -> None:
     argv = ["--tp", "8", "--model-path", "a/b", "--trust-remote-code", "--mem-fraction-static=0.9", "--cuda-graph-bs", "1", "2"]
-    assert arguments.parse(argv) == {
+    assert server_args.parse(argv) == {
         "tp_size": 8,
         "model_path": "a/b",
         "trust_remote_code": True,
@@ -56,36 +56,36 @@ def test_options_are_read_under_sglangs_names_and_types() -> None:
 
 def test_a_word_without_an_option_is_refused() -> None:
     with pytest.raises(ValueError, match="unrecognized arguments: stray"):
-        arguments.parse(["stray"])
+        server_args.parse(["stray"])
 
 
 def test_a_chain_of_drafts_forces_the_draft_tokens() -> None:
-    args, warnings = arguments.resolve({**EAGLE, "speculative_num_draft_tokens": 16})
+    args, warnings = server_args.resolve({**EAGLE, "speculative_num_draft_tokens": 16})
     assert args["speculative_num_draft_tokens"] == 6
     assert any("speculative_num_steps + 1" in warning for warning in warnings)
 
 
 def test_a_tree_of_drafts_keeps_the_draft_tokens() -> None:
-    args, _ = arguments.resolve({**EAGLE, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16})
+    args, _ = server_args.resolve({**EAGLE, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16})
     assert args["speculative_num_draft_tokens"] == 16
 
 
 @pytest.mark.parametrize(("asked", "shown"), [({}, 48), ({"max_running_requests": 200}, 200)])
 def test_speculation_caps_running_requests_unless_told_otherwise(asked: dict[str, int], shown: int) -> None:
-    args, _ = arguments.resolve({**EAGLE, **asked})
+    args, _ = server_args.resolve({**EAGLE, **asked})
     assert args["max_running_requests"] == shown
 
 
 def test_a_plain_server_shows_its_arguments_as_given() -> None:
     given = {"model_path": "m", "tp_size": 8, "mem_fraction_static": 0.9, "something_new": "x"}
-    args, warnings = arguments.resolve(given)
+    args, warnings = server_args.resolve(given)
     assert {name: args[name] for name in given} == given
     assert warnings == []
 
 
 def test_eagle_with_an_eagle3_draft_accepts_nothing() -> None:
-    args, _ = arguments.resolve({**EAGLE, "speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/kimi-EAGLE-3"})
-    speculation = arguments.speculation(args)
+    args, _ = server_args.resolve({**EAGLE, "speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/kimi-EAGLE-3"})
+    speculation = server_args.speculation(args)
     assert speculation is not None
     assert not speculation.matches_draft
 
@@ -114,24 +114,24 @@ def test_a_command_line_that_means_nothing_is_a_value_error(argv: list[str]) -> 
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (requests.generate, {}),
-        (requests.generate, {"text": "a", "input_ids": [1]}),
-        (requests.generate, {"text": ["a", "b"]}),
-        (requests.generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}),
-        (requests.chat, {"messages": []}),
-        (requests.chat, {"messages": ["hello"]}),
-        (requests.chat, {"messages": [{"role": "user", "content": "a"}], "max_tokens": "ten"}),
-        (requests.completion, {"prompt": None}),
-        (requests.completion, {"prompt": "a", "n": 2}),
+        (request_parsing.generate, {}),
+        (request_parsing.generate, {"text": "a", "input_ids": [1]}),
+        (request_parsing.generate, {"text": ["a", "b"]}),
+        (request_parsing.generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}),
+        (request_parsing.chat, {"messages": []}),
+        (request_parsing.chat, {"messages": ["hello"]}),
+        (request_parsing.chat, {"messages": [{"role": "user", "content": "a"}], "max_tokens": "ten"}),
+        (request_parsing.completion, {"prompt": None}),
+        (request_parsing.completion, {"prompt": "a", "n": 2}),
     ],
 )
 def test_a_request_that_means_nothing_is_refused(read: Any, body: dict[str, Any]) -> None:
-    with pytest.raises(requests.Refused):
+    with pytest.raises(request_parsing.Refused):
         read(body)
 
 
-def chat_of(content: Any, **more: Any) -> requests.Ask:
-    return requests.chat({"messages": [{"role": "user", "content": content}], **more})
+def chat_of(content: Any, **more: Any) -> request_parsing.Ask:
+    return request_parsing.chat({"messages": [{"role": "user", "content": content}], **more})
 
 
 def test_chats_share_exactly_the_template() -> None:
@@ -146,12 +146,12 @@ def test_content_parts_read_as_their_text() -> None:
 
 def test_a_limit_holds_exactly_only_with_ignore_eos() -> None:
     exact, open_end = chat_of("a", max_tokens=5000, ignore_eos=True), chat_of("a", max_tokens=5000)
-    assert requests.tokens_to_give(exact, 7, short=False) == (5000, False)
-    assert requests.tokens_to_give(open_end, 7, short=False) == (207, True)
+    assert request_parsing.tokens_to_give(exact, 7, short=False) == (5000, False)
+    assert request_parsing.tokens_to_give(open_end, 7, short=False) == (207, True)
 
 
 def test_short_outputs_stop_at_half() -> None:
-    assert requests.tokens_to_give(chat_of("a", max_tokens=500, ignore_eos=True), 7, short=True) == (250, True)
+    assert request_parsing.tokens_to_give(chat_of("a", max_tokens=500, ignore_eos=True), 7, short=True) == (250, True)
 
 
 def test_the_same_prompt_gets_the_same_words_and_another_prompt_others() -> None:

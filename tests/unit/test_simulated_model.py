@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from fleet_agent.engines.simulated.model import (
+from fleet_simulator.noise import accept_deck, drift_factor, launch_factor, run_factor
+from fleet_simulator.time_model import (
     Configuration,
     Speculation,
     accept_length,
@@ -20,7 +21,6 @@ from fleet_agent.engines.simulated.model import (
     stream_tok_s,
     verify_s,
 )
-from fleet_agent.engines.simulated.noise import accept_deck, drift_factor, launch_factor, run_factor
 from tests.fakes.simulated_server import TUNED
 
 EAGLE3_5 = Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6)

@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from fleet_protos.errors import ConfigError, Conflict
-from fleet_protos.sockets import bind, listen_address
+from fleet_transport.sockets import bind, listen_address
 
 
 def path_of(address: str) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.spec.findings import ERROR, Finding, JobRejected
-from fleet_controller.spec.load import load_job
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.yaml.findings import ERROR, Finding, JobRejected
 
 CASES = sorted((Path(__file__).parent / "data" / "lint").glob("*.yaml"))
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"

@@ -8,12 +8,12 @@ from time import process_time
 import pytest
 
 from fleet_controller.core.job import HostChoice, LoadChoice
-from fleet_controller.core.plan import make_plan
-from fleet_controller.spec.findings import INFO, Finding, JobRejected
-from fleet_controller.spec.load import LoadedJob, load_job, load_job_file
-from fleet_controller.spec.template import fleet_template, job_template
+from fleet_controller.job_file.job_loader import LoadedJob, load_job, load_job_file
+from fleet_controller.job_file.job_template import fleet_template, job_template
+from fleet_controller.planning.plan import make_plan
+from fleet_controller.yaml.findings import INFO, Finding, JobRejected
 from fleet_protos.errors import ConfigError, ExitCode
-from fleet_protos.trial import EngineKind, Slo
+from fleet_protos.trial_types import EngineKind, Slo
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = """\

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.spec.findings import ERROR, JobRejected
-from fleet_controller.spec.load import load_job
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.yaml.findings import ERROR, JobRejected
 
 SEED = (Path(__file__).parents[2] / "examples" / "kimi-eagle3-nccl.yaml").read_text()
 MARKS = st.sampled_from(

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from fleet_controller.spec.schema import job_schema
-from fleet_controller.spec.template import job_template
+from fleet_controller.job_file.job_models import job_schema
+from fleet_controller.job_file.job_template import job_template
 
 ROOT = Path(__file__).parents[2]
 LINT = sorted((ROOT / "tests" / "unit" / "data" / "lint").glob("*.json"))

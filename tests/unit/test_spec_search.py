@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.core.estimate import trial_seconds
 from fleet_controller.core.gang import hold_limit_s
-from fleet_controller.core.plan import make_plan, trial_spec
-from fleet_controller.spec.findings import ERROR, JobRejected
-from fleet_controller.spec.load import LoadedJob, load_job
-from fleet_protos.search import CONCURRENCY, RATE, Search
+from fleet_controller.job_file.job_loader import LoadedJob, load_job
+from fleet_controller.planning.estimate import trial_seconds
+from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_controller.yaml.findings import ERROR, JobRejected
+from fleet_protos.search_types import CONCURRENCY, RATE, Search
 
 HEAD = """\
 apiVersion: benchfleet/v1

@@ -21,15 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from fleet_controller.core.estimate import estimate, trial_seconds
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import make_plan, trial_specs
-from fleet_controller.spec.findings import ERROR, JobRejected
-from fleet_controller.spec.load import LoadedJob, load_job
-from fleet_controller.spec.schema import job_schema
-from fleet_controller.spec.sources import BadSource, read_prompts, read_trace
+from fleet_controller.job_file.job_loader import LoadedJob, load_job
+from fleet_controller.job_file.job_models import job_schema
+from fleet_controller.job_file.workload_files import BadSource, read_prompts, read_trace
+from fleet_controller.planning.estimate import estimate, trial_seconds
+from fleet_controller.planning.plan import make_plan, trial_specs
+from fleet_controller.yaml.findings import ERROR, JobRejected
 from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, pack, unpack
-from fleet_protos.trial import Lengths, Part, SharedPrefix, Stage, Workload
+from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Stage, Workload
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
 FILES = {

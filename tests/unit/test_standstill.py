@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from fleet_agent.core.standstill import Course, Look, advance, begin, stall_message, stands_still
+from fleet_agent.core.stall_detection import (
+    Course,
+    Look,
+    advance,
+    begin,
+    stall_message,
+    stands_still,
+)
 from fleet_protos.events import ServerProgressed
 
 LIMITS = {"start": 10.0, "load_weight": 5.0, "ready": 0.0}

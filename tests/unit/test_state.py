@@ -6,10 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.core.state import GIVEN_UP, Attempt, Clock, Trial, after, is_over, job_state
+from fleet_controller.core.trial_state import (
+    GIVEN_UP,
+    Attempt,
+    Clock,
+    Trial,
+    after,
+    is_over,
+    job_state,
+)
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec
 
 SPEC = TrialSpec(trial_id="t", host="here")
 OVER = Attempt(1, phase=Phase.OVER)

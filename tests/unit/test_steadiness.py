@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fleet_agent.core.gates import GATES
-from fleet_agent.core.steadiness import NOT_STEADY, SURE, Steadiness, conclude, judge, level_of, rate_of
+from fleet_agent.core.steady_state import (
+    NOT_STEADY,
+    SURE,
+    Steadiness,
+    conclude,
+    judge,
+    level_of,
+    rate_of,
+)
 from fleet_agent.core.stop_rule import Decision, decide
-from fleet_protos.trial import Gate, GateEffect, Measure, RunResult, Workload
+from fleet_protos.trial_types import Gate, GateEffect, Measure, RunResult, Workload
 
 MEASURE = Measure(runs_min=5, runs_max=20, precision=0.02)
 STORY = (81.0, 83.6, 82.8, 92.0, 94.0)

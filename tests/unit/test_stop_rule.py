@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from fleet_agent.core.stop_rule import Decision, decide, regularised_beta, relative_half_width, t_quantile
-from fleet_protos.trial import Measure
+from fleet_agent.core.stop_rule import (
+    Decision,
+    decide,
+    regularised_beta,
+    relative_half_width,
+    t_quantile,
+)
+from fleet_protos.trial_types import Measure
 
 FIVE_TO_TWENTY = Measure(runs_min=5, runs_max=20, precision=0.02, confidence=0.95)
 KIMI = (81.0, 83.6, 82.8, 92.0, 94.0)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.board import Board
 from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import member_specs
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.schedule import Start, next_starts
-from fleet_controller.core.state import Attempt, Trial
-from fleet_controller.core.waiting import Host, why_waits
+from fleet_controller.core.schedule_inputs import Host, why_waits
+from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.jobs.job_index import Board
 from fleet_controller.store.store import JobRow
-from fleet_protos.trial import EngineKind, EngineSpec, Gang, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, Outcome, Phase, TrialSpec
 
 NAMES = ("a", "b", "c", "d")
 GPUS = 8

@@ -9,8 +9,16 @@ import pytest
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_proto, to_proto
 from fleet_protos.errors import ErrorKind
-from fleet_protos.protocol import MINORS, PROTOCOL, refusal, understands
-from fleet_protos.trial import EngineKind, Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.protocol_version import MINORS, PROTOCOL, refusal, understands
+from fleet_protos.trial_types import (
+    EngineKind,
+    Gate,
+    GateEffect,
+    Outcome,
+    Phase,
+    RunResult,
+    TrialSpec,
+)
 from fleet_protos.v1 import agent_pb2, trial_pb2
 
 VARINT, BYTES = 0, 2

@@ -11,22 +11,32 @@ import pytest
 
 from fleet_agent.core.effects import MeasureRun
 from fleet_agent.core.gates import RunFacts
-from fleet_agent.core.machine import new_trial, step
+from fleet_agent.core.trial_machine import new_trial, step
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.errands import Errands
-from fleet_agent.launching import Tools
+from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.supervisor import Supervisor
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor
+from fleet_agent.server.trial_server import Tools
+from fleet_agent.trials.effect_handlers import Errands
 from fleet_controller.analysis.compare import compare
-from fleet_controller.analysis.launches import StoredRun, launches_of, without_warm_up
-from fleet_controller.report.comparison import json_of, remarks_of
-from fleet_controller.report.jobs import kept_out_table, show_json
-from fleet_controller.report.progress import run_text
-from fleet_controller.report.values import JobDetail, JobSummary
+from fleet_controller.analysis.launches import launches_of, without_warm_up
+from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
+from fleet_controller.report.comparison_output import json_of, remarks_of
+from fleet_controller.report.job_output import kept_out_table, show_json
+from fleet_controller.report.job_progress import run_text
 from fleet_protos import events as ev
-from fleet_protos.trial import EngineKind, EngineSpec, Gate, GateEffect, Measure, Outcome, RunResult, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gate,
+    GateEffect,
+    Measure,
+    Outcome,
+    RunResult,
+    TrialSpec,
+    Workload,
+)
 
 STORY = (81.0, 83.6, 82.8, 92.0, 94.0)
 LATER = (93.2, 92.4, 93.6)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.witness import uses_nccl, with_nccl_log
-from fleet_protos.trial import Container, EngineKind, EngineSpec, Gang, TrialSpec
+from fleet_agent.engines.sglang.launch.nccl_logging import uses_nccl, with_nccl_log
+from fleet_protos.trial_types import Container, EngineKind, EngineSpec, Gang, TrialSpec
 
 JOB = {"NCCL_PROTO": "LL", "PATH_OF_MINE": "x"}
 SPEC = TrialSpec(engine=EngineSpec(kind=EngineKind.SGLANG, gpus=8, env=JOB))

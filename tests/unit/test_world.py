@@ -8,14 +8,32 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fleet_controller.analysis.launches import StoredRun, counted_attempts
+from fleet_controller.analysis.launches import counted_attempts
+from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.core.gang import member_specs
-from fleet_controller.core.state import job_state
+from fleet_controller.core.trial_state import job_state
 from fleet_protos import events as ev
 from fleet_protos.errors import Conflict
-from fleet_protos.trial import EngineKind, EngineSpec, Gang, Measure, Outcome, Phase, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    EngineKind,
+    EngineSpec,
+    Gang,
+    Measure,
+    Outcome,
+    Phase,
+    TrialSpec,
+    Workload,
+)
 from tests.unit.world import Host
-from tests.unit.world_controller import PATIENCE_S, Controller, Line, Request, Store, StoreFull, nodes_of
+from tests.unit.world_controller import (
+    PATIENCE_S,
+    Controller,
+    Line,
+    Request,
+    Store,
+    StoreFull,
+    nodes_of,
+)
 
 SEEDS = 240
 STEPS = 260

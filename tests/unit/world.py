@@ -10,16 +10,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet_agent.core import effects as fx
-from fleet_agent.core.allegiance import Situation, judge
+from fleet_agent.core.admission.attempt_fencing import in_the_way
+from fleet_agent.core.admission.controller_takeover import Situation, judge
 from fleet_agent.core.allocation import Pool, release, take
-from fleet_agent.core.fence import in_the_way
-from fleet_agent.core.machine import accepts, new_trial, replay, step
 from fleet_agent.core.trial import Server
 from fleet_agent.core.trial import Trial as AgentTrial
+from fleet_agent.core.trial_machine import accepts, new_trial, replay, step
 from fleet_protos import events as ev
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict, ErrorKind
-from fleet_protos.lease import Lease
-from fleet_protos.trial import Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
 
 Key = tuple[str, int]  # trial id, attempt
 DIED = ev.ServerFailed(ErrorKind.SERVER_EXITED, "killed", "gone")

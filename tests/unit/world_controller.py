@@ -7,18 +7,26 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.core.claims import may_tell
+from fleet_controller.core.event_rules import may_tell
 from fleet_controller.core.gang import folded, to_end
-from fleet_controller.core.giving_up import UNPLACED, given_up
-from fleet_controller.core.schedule import Start, next_starts, not_again
-from fleet_controller.core.state import GIVEN_UP, NO_SKEW, Attempt, Clock, Trial, after, is_over
-from fleet_controller.core.waiting import Host as Standing
-from fleet_controller.core.waiting import waiting_of
+from fleet_controller.core.give_up import UNPLACED, given_up
+from fleet_controller.core.schedule_inputs import Host as Standing
+from fleet_controller.core.schedule_inputs import waiting_of
+from fleet_controller.core.scheduler import Start, next_starts, not_again
+from fleet_controller.core.trial_state import (
+    GIVEN_UP,
+    NO_SKEW,
+    Attempt,
+    Clock,
+    Trial,
+    after,
+    is_over,
+)
 from fleet_protos import events as ev
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict, ErrorKind, Superseded
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import PROTOCOL
-from fleet_protos.trial import Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.protocol_version import PROTOCOL
+from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec
 from tests.unit.world import Host, Key, Process
 
 RunKey = tuple[str, int, str, int]  # trial, attempt, workload, index

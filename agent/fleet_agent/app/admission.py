@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fleet_agent.config import AgentConfig
-from fleet_agent.core.policy import Policy, ServerDefaults, with_defaults, with_own
-from fleet_agent.core.refusals import Look, Refusal, refusals
-from fleet_agent.core.soundness import faults, shown
+from fleet_agent.app.config import AgentConfig
+from fleet_agent.core.admission.host_policy import Policy, ServerDefaults, with_defaults, with_own
+from fleet_agent.core.admission.policy_check import Look, Refusal, refusals
+from fleet_agent.core.admission.spec_validation import faults, shown
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 

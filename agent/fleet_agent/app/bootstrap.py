@@ -10,28 +10,28 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
-from fleet_agent.agent import Agent, Pools
-from fleet_agent.config import AgentConfig, endpoint
+from fleet_agent.app.admission import Admission
+from fleet_agent.app.config import AgentConfig, endpoint
+from fleet_agent.app.service import AgentService
 from fleet_agent.core.allocation import Pool
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.host.gpus import RecordedGpus
+from fleet_agent.host.host_state import HostView
 from fleet_agent.host.nvml import NvmlGpus
 from fleet_agent.host.sysfs import host_name
-from fleet_agent.host.view import HostView
-from fleet_agent.journal import Journal
-from fleet_agent.launching import Tools
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.metrics import AgentMetrics
-from fleet_agent.policy import Admission
-from fleet_agent.ports import Ports
-from fleet_agent.service import AgentService
-from fleet_agent.supervisor import Supervisor
-from fleet_protos.certificate import Certificate
-from fleet_protos.door import Door
-from fleet_protos.gate import MOST_BYTES, MessageGate
-from fleet_protos.identity import Role
-from fleet_protos.sockets import bind, listen_address
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.supervisor import Supervisor
+from fleet_agent.server.trial_server import Tools
+from fleet_agent.storage.journal import Journal
+from fleet_agent.trials.agent import Agent, Pools
+from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
+from fleet_transport.certificate import Certificate
+from fleet_transport.request_limits import MOST_BYTES, MessageGate
+from fleet_transport.sockets import bind, listen_address
+from fleet_transport.tls_gateway import Door
+from fleet_transport.tls_identity import Role
 
 _LARGEST_MESSAGE_BYTES = 2 << 20  # a trial
 _OPTIONS = [

@@ -7,12 +7,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet_agent.findings import ERROR, Finding
 from fleet_agent.host.fingerprint import read_fingerprint
 from fleet_agent.host.gpus import Gpus, RecordedGpus
+from fleet_agent.host.host_state import HostView
 from fleet_agent.host.nvml import NvmlGpus
-from fleet_agent.host.view import HostView
-from fleet_agent.preflight import check_clock, check_compiler, check_disk, check_gpus, check_shm
+from fleet_agent.server.host_findings import ERROR, Finding
+from fleet_agent.server.preflight import (
+    check_clock,
+    check_compiler,
+    check_disk,
+    check_gpus,
+    check_shm,
+)
 from fleet_protos.errors import ExitCode
 
 

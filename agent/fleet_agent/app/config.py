@@ -29,10 +29,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fleet_agent.core.policy import Policy, ServerDefaults
-from fleet_agent.shelf import KEPT_BYTES
+from fleet_agent.core.admission.host_policy import Policy, ServerDefaults
+from fleet_agent.storage.artifact_retention import KEPT_BYTES
 from fleet_protos.errors import ConfigError
-from fleet_protos.identity import TlsFiles
+from fleet_transport.tls_identity import TlsFiles
 
 HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"

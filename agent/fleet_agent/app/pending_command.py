@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleet_agent.journal_file import read_header, records
-from fleet_agent.shelf import Shelf
+from fleet_agent.storage.artifact_retention import Shelf
+from fleet_agent.storage.journal_file import read_header, records
 from fleet_protos.errors import ConfigError
 
 Key = tuple[str, int]  # trial id and attempt

@@ -13,19 +13,19 @@ import grpc
 from google.protobuf import json_format
 from grpc import aio
 
-from fleet_agent import evidence
-from fleet_agent.agent import Agent
-from fleet_agent.core.soundness import LARGEST_SPEC_BYTES, faults_of
-from fleet_agent.inspection import inspect
-from fleet_agent.journal import Journal, JournalFailed
-from fleet_agent.load.cluster import Part, Secrets
-from fleet_agent.policy import Admission
+from fleet_agent.app.admission import Admission
+from fleet_agent.core.admission.spec_validation import LARGEST_SPEC_BYTES, faults_of
+from fleet_agent.load.cluster.membership import Part, Secrets
+from fleet_agent.server.host_check import inspect
+from fleet_agent.storage import trial_artifacts
+from fleet_agent.storage.journal import Journal, JournalFailed
+from fleet_agent.trials.agent import Agent
 from fleet_protos import __version__
 from fleet_protos.codec import from_proto, to_proto
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import ConfigError, Conflict, FleetError, Superseded
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import PROTOCOL
-from fleet_protos.trial import TrialSpec
+from fleet_protos.protocol_version import PROTOCOL
+from fleet_protos.trial_types import TrialSpec
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
@@ -133,7 +133,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[agent_pb2.FetchArtifactResponse]:
         """Chunks from `offset` on, each with its digest."""
         try:
-            path = evidence.resolve(self._agent.artifact_root, request.name)
+            path = trial_artifacts.resolve(self._agent.artifact_root, request.name)
         except ConfigError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{error.message} — {error.hint}")
         offset = request.offset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_agent.core.search import Told
+from fleet_agent.core.load_search import Told
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Workload
+from fleet_protos.trial_types import Outcome, Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fleet_agent.core.effects import AwaitReady, CloseTrial, LaunchServer, MeasureRun, ProveConfiguration, StopServer
+from fleet_agent.core.effects import (
+    AwaitReady,
+    CloseTrial,
+    LaunchServer,
+    MeasureRun,
+    ProveConfiguration,
+    StopServer,
+)
 from fleet_agent.core.trial import Server, Trial, Wanted
 from fleet_protos.events import (
     AgentRestarted,
@@ -24,7 +31,7 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 
 Fit = Callable[[Trial, Body], "bool | None"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet_protos.trial import Gate, GateEffect, Measure, TrialSpec, Workload
+from fleet_protos.trial_types import Gate, GateEffect, Measure, TrialSpec, Workload
 
 TOKEN_MISMATCH_MAX = 0.02
 CACHED_RATIO_MAX = 0.01

@@ -16,9 +16,9 @@ from typing import Final
 
 from fleet_agent.core.gates import DISPATCH_DELAY, LOOP_LAG
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX
-from fleet_protos.metrics import DISPATCH_DELAY_P99, GOODPUT_RATIO, TPOT_P50, TTFT_P50
-from fleet_protos.search import CONCURRENCY, Search, Searched
-from fleet_protos.trial import Gate, GateEffect, RunResult, Workload
+from fleet_protos.metric_names import DISPATCH_DELAY_P99, GOODPUT_RATIO, TPOT_P50, TTFT_P50
+from fleet_protos.search_types import CONCURRENCY, Search, Searched
+from fleet_protos.trial_types import Gate, GateEffect, RunResult, Workload
 
 FOUND: Final = "found"
 ABOVE: Final = "above"  # the highest load was met

@@ -12,8 +12,8 @@ from math import fsum, isfinite
 from typing import Final
 
 from fleet_agent.core.stop_rule import regularised_beta
-from fleet_protos.metrics import E2E_P50, OUTPUT_TOK_S
-from fleet_protos.trial import Gate, GateEffect, Measure, RunResult, Workload
+from fleet_protos.metric_names import E2E_P50, OUTPUT_TOK_S
+from fleet_protos.trial_types import Gate, GateEffect, Measure, RunResult, Workload
 
 NOT_STEADY: Final = "not_steady"
 SURE: Final = 0.05  # of a flat series: how often at most a change is seen in it

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import Enum
 from math import exp, fsum, inf, lgamma, log, pi, sqrt, tan
 
-from fleet_protos.trial import Measure
+from fleet_protos.trial_types import Measure
 
 VOID_IN_ROW_MAX = 3
 

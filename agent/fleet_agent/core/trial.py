@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fleet_agent.core.effects import CloseTrial, Effect
-from fleet_agent.core.search import Told
+from fleet_agent.core.load_search import Told
 from fleet_protos.errors import Bug
 from fleet_protos.events import Body
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 TERMINAL = frozenset({Phase.OVER})
 RECENT_KEPT = 16

@@ -18,9 +18,9 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.fits import FITS, LATE, always
-from fleet_agent.core.search import VOID_RUNS, next_load, told_by
-from fleet_agent.core.steadiness import rate_of
+from fleet_agent.core.event_guards import FITS, LATE, always
+from fleet_agent.core.load_search import VOID_RUNS, next_load, told_by
+from fleet_agent.core.steady_state import rate_of
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
 from fleet_agent.core.trial import (
     RECENT_KEPT,
@@ -53,7 +53,7 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial import EngineKind, GateEffect, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase, TrialSpec
 
 __all__ = ["TERMINAL", "InvalidTransition", "Trial", "accepts", "new_trial", "replay", "step"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.http import as_object, exchange
-from fleet_agent.engines.sglang import effective
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.engines.sglang.proof import effective_args
+from fleet_agent.load.client.http_fetch import as_object, exchange
 from fleet_protos.errors import ConfigError, ErrorKind, ServerFailed
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import Gate, GateEffect, TrialSpec
+from fleet_protos.trial_types import Gate, GateEffect, TrialSpec
 
 _WORDS = [{"role": "user", "content": "ready?"}]
 _NOT_NOW = (502, 503, 504, 429)
@@ -52,7 +52,7 @@ class ExternalEngine:
                 if status == 200:
                     shown = as_object(content)
                     _check_identity(spec, url, shown)
-                    return ConfigurationProved(effective_args=effective.effective(shown), versions=_versions(shown), gates=_gates(shown))
+                    return ConfigurationProved(effective_args=effective_args.effective(shown), versions=_versions(shown), gates=_gates(shown))
             except (OSError, EOFError, ValueError):
                 continue
         raise ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url} shows neither /server_info nor /v1/models")

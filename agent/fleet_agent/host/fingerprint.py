@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fleet_agent.host import sysfs
 from fleet_agent.host.gpus import Gpus
-from fleet_knowledge.host.compare import slowest
 from fleet_knowledge.host.gpu import stable, volatile
+from fleet_knowledge.host.gpu_comparison import slowest
 from fleet_knowledge.host.topology import read_topology
 
 

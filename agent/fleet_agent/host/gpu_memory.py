@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet_agent.host.gpus import Gpus, Reading
-from fleet_agent.processes import read_stat
+from fleet_agent.host.processes import read_stat
 from fleet_knowledge.host.gpu import GpuProcess
-from fleet_knowledge.host.leftovers import Holder
+from fleet_knowledge.host.gpu_processes import Holder
 
 TOLERANCE_MIB = 512  # what a driver keeps for itself after a context differs by this much
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0

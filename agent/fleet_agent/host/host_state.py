@@ -10,10 +10,10 @@ from pathlib import Path
 from fleet_agent.host import sysfs
 from fleet_agent.host.clock import ClockWatch
 from fleet_agent.host.fingerprint import read_fingerprint
+from fleet_agent.host.gpu_memory import Held, held, until_back, used
 from fleet_agent.host.gpus import Gpus, Reading
-from fleet_agent.host.memory import Held, held, until_back, used
 from fleet_agent.host.nvml import NvmlGpus
-from fleet_protos.trial import EngineKind
+from fleet_protos.trial_types import EngineKind
 
 log = logging.getLogger(__name__)
 

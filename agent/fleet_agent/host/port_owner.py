@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fleet_agent.processes import ProcessStat, all_processes
+from fleet_agent.host.processes import ProcessStat, all_processes
 
 _PROC = Path("/proc")
 _LISTEN = "0A"

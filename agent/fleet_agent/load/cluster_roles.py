@@ -19,12 +19,21 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from fleet_agent.load.cluster import Files, Part, Secrets
-from fleet_agent.load.process import LoadProcess, RecordedLoad, driver_env, end_earlier, end_leftover, log_tail, opened, write_record
-from fleet_agent.load.temporary import temporary_folder
-from fleet_agent.processes import boot_id, read_stat
+from fleet_agent.host.processes import boot_id, read_stat
+from fleet_agent.load.cluster.membership import Files, Part, Secrets
+from fleet_agent.load.load_process import (
+    LoadProcess,
+    RecordedLoad,
+    driver_env,
+    end_earlier,
+    end_leftover,
+    log_tail,
+    opened,
+    write_record,
+)
+from fleet_agent.load.workers.ray_temporary import temporary_folder
 from fleet_protos.errors import ConfigError, Conflict, Superseded
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +186,7 @@ def _files(folder: Path) -> Files:
 async def _spawn(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
     with opened(folder / "node.log") as output:
         temporary = temporary_folder()
-        argv = (sys.executable, "-m", "fleet_agent.load.node", "--cluster", str(_files(folder).folder), "--temporary", temporary)
+        argv = (sys.executable, "-m", "fleet_agent.load.cluster.load_host_process", "--cluster", str(_files(folder).folder), "--temporary", temporary)
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, env=_env(folder)

@@ -18,27 +18,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fleet_agent.load import counters, messages, shard
-from fleet_agent.load.arrivals import replayed_s, send_offsets_s
-from fleet_agent.load.asks import MOST_MEANS, Asks, asks_of
-from fleet_agent.load.body import Target
-from fleet_agent.load.cache import flush, template_tokens
-from fleet_agent.load.calibration import Calibration, Driven, with_use
-from fleet_agent.load.cluster import Files
-from fleet_agent.load.columns import Columns
-from fleet_agent.load.crew import Crew, Done, NearCrew, cause, forget_cancels
-from fleet_agent.load.far_crew import FarCrew
+from fleet_agent.load import messages
+from fleet_agent.load.client.native.library import library
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.server_cache import flush, template_tokens
+from fleet_agent.load.cluster.cluster_workers import FarCrew
+from fleet_agent.load.cluster.membership import Files
+from fleet_agent.load.cluster.ray_node import RayNode
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
-from fleet_agent.load.native.library import library
-from fleet_agent.load.prompts import WARM_UP, Draw
-from fleet_agent.load.ray_cluster import RayNode
-from fleet_agent.load.ray_session import RaySession, end_own_session, wait_for_end_of_ray
-from fleet_knowledge.figures.accept import Shape
+from fleet_agent.load.results import server_counters
+from fleet_agent.load.results.request_columns import Columns
+from fleet_agent.load.workers import shard
+from fleet_agent.load.workers.calibration import Calibration, Driven, with_use
+from fleet_agent.load.workers.local_workers import Crew, Done, NearCrew, cause, forget_cancels
+from fleet_agent.load.workers.ray_session import RaySession, end_own_session, wait_for_end_of_ray
+from fleet_agent.load.workload.arrivals import replayed_s, send_offsets_s
+from fleet_agent.load.workload.prompts import WARM_UP, Draw
+from fleet_agent.load.workload.request_plan import MOST_MEANS, Asks, asks_of
+from fleet_knowledge.sglang_metrics.accept_rate import Shape
 from fleet_protos.attachment import Trace, unpack
 from fleet_protos.errors import LoadFailed
 
 if TYPE_CHECKING:
-    from fleet_agent.load.summary import Summary
+    from fleet_agent.load.results.run_summary import Summary
 
 LIMIT_GRACE_S: Final = 30.0
 WARM_LEAST: Final = 3
@@ -101,19 +103,19 @@ class Driver:
     async def _run(self, number: int, url: str, request: LoadRequest, plans: list[shard.ShardPlan], *, warm: bool) -> LoadReply:
         watched = request.speculation and request.sglang and not warm
         capacity = await self.calibration.known() if isinstance(self.crew, NearCrew) and not warm else None
-        before = await counters.look(url) if watched else ""
+        before = await server_counters.look(url) if watched else ""
         done = await self.crew.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.joined([result.columns for result in done.results])
-        summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url], plans[0].asks)
+        run_summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url], plans[0].asks)
         if watched:
-            looks = counters.Looks(before, await counters.look_after(url, before, summary.output_tokens))
+            looks = server_counters.Looks(before, await server_counters.look_after(url, before, run_summary.output_tokens))
             shape = Shape(request.draft_steps or None, request.draft_tokens or None)
-            summary = counters.with_speculation(summary, looks, shape, request.time_scale)
+            run_summary = server_counters.with_speculation(run_summary, looks, shape, request.time_scale)
         if not warm:
             driven = Driven.by(done.results, is_open=request.workload.is_open, time_scale=request.time_scale)
-            summary = with_use(summary, capacity, driven)
-        reply = _reply(summary, done)
+            run_summary = with_use(run_summary, capacity, driven)
+        reply = _reply(run_summary, done)
         if warm or not request.parquet:
             return reply
         notes = {"client_reads_in": ",".join(sorted({result.reads_in for result in done.results}))} | dict(done.notes)
@@ -176,7 +178,10 @@ def _waves(requests: int, users: int) -> int:
 
 def _summary(columns: Columns, request: LoadRequest, done: Done, template_tokens: int | None, asks: Asks | None) -> Summary:
     """The run in numbers. Raises OSError."""
-    from fleet_agent.load.summary import Conditions, summarise  # here, so that pyarrow loads beside Ray's start instead of before it
+    from fleet_agent.load.results.run_summary import (  # here, so that pyarrow loads beside Ray's start instead of before it
+        Conditions,
+        summarise,
+    )
 
     conditions = Conditions(
         request.workload, request.time_scale, template_tokens, speculation=request.speculation,
@@ -189,10 +194,10 @@ def _summary(columns: Columns, request: LoadRequest, done: Done, template_tokens
 
 def _write_raw(request: LoadRequest, columns: Columns, notes: Mapping[str, str]) -> ParquetFile:
     """Write the run's raw file. Raises OSError."""
-    from fleet_agent.load import recorder  # here: see _summary
+    from fleet_agent.load.results import parquet_writer  # here: see _summary
 
     known = {"workload": request.workload.name, "run": request.run_index, "seed": request.seed, "time_scale": request.time_scale}
-    written = recorder.write(Path(request.parquet), columns, known | dict(request.metadata) | dict(notes))
+    written = parquet_writer.write(Path(request.parquet), columns, known | dict(request.metadata) | dict(notes))
     return ParquetFile(written.path, written.sha256, written.size_bytes)
 
 
@@ -234,10 +239,10 @@ async def _read_orders(driver: Driver, orders: asyncio.StreamReader, group: asyn
 
 
 def _import_arrow() -> None:
-    from fleet_agent.load import recorder, summary
+    from fleet_agent.load.results import parquet_writer, run_summary
 
-    summary.get_ready()
-    recorder.get_ready()
+    run_summary.get_ready()
+    parquet_writer.get_ready()
 
 
 def _crew(session: RaySession | RayNode, ray: Any, options: argparse.Namespace) -> Crew:

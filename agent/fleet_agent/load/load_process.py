@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from fleet_agent.host.processes import boot_id, processes_of_session, read_stat
 from fleet_agent.load import messages
-from fleet_agent.load.cluster import JOIN_LIMIT_S
+from fleet_agent.load.client.native.library import FOLDER_VARIABLE
+from fleet_agent.load.cluster.membership import JOIN_LIMIT_S
 from fleet_agent.load.messages import LoadReply, LoadRequest
-from fleet_agent.load.native.library import FOLDER_VARIABLE
-from fleet_agent.load.temporary import temporary_folder
-from fleet_agent.processes import boot_id, processes_of_session, read_stat
+from fleet_agent.load.workers.ray_temporary import temporary_folder
 from fleet_protos.errors import LoadFailed
 
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from fleet_protos.trial import Lengths, Part, Search, SharedPrefix, Slo, Stage, Workload
+from fleet_protos.trial_types import Lengths, Part, Search, SharedPrefix, Slo, Stage, Workload
 
 WARM: Final = "warm"
 RUN: Final = "run"
@@ -48,7 +48,7 @@ class ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadReply:
-    """One run in numbers; `metrics` and `duration_s` are model time, see `fleet_protos.metrics` and docs/metrics.md."""
+    """One run in numbers; `metrics` and `duration_s` are model time, see `fleet_protos.metric_names` and docs/metrics.md."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts

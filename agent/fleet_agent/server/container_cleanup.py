@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet_agent.engines.sglang.container import LABEL
-from fleet_agent.engines.sglang.runtimes import client_environment
+from fleet_agent.engines.sglang.launch.container_command import LABEL
+from fleet_agent.engines.sglang.launch.container_runtimes import client_environment
 
 _log = logging.getLogger(__name__)
 _LIMIT_S = 60.0  # one word with a runtime; a daemon that is busy with a large container takes its time

@@ -15,14 +15,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet_agent.core.policy import PATH_PYTHON, Policy, ServerDefaults
-from fleet_agent.engines.sglang.arguments import under_home
-from fleet_agent.engines.sglang.runtimes import client_environment
-from fleet_agent.findings import Finding
+from fleet_agent.core.admission.host_policy import PATH_PYTHON, Policy, ServerDefaults
+from fleet_agent.engines.sglang.launch.arguments import under_home
+from fleet_agent.engines.sglang.launch.container_runtimes import client_environment
 from fleet_agent.host import sysfs
 from fleet_agent.host.gpus import Reading
-from fleet_agent.host.view import HostView
-from fleet_agent.preflight import check_clock, check_compiler, check_disk, check_gpus, check_shm
+from fleet_agent.host.host_state import HostView
+from fleet_agent.server.host_findings import Finding
+from fleet_agent.server.preflight import (
+    check_clock,
+    check_compiler,
+    check_disk,
+    check_gpus,
+    check_shm,
+)
 
 _BUSY_LOAD = 0.25  # runnable processes a CPU, when no trial runs
 _LEAST_FILES, _LEAST_PROCESSES = 65_536, 16_384  # of a server with eight ranks and many connections

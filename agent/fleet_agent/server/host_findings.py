@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import ServerFailed
-from fleet_protos.trial import Gate, GateEffect
+from fleet_protos.trial_types import Gate, GateEffect
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 

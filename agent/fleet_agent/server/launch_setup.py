@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fleet_agent.containers import end_containers
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.secrets import Secrets, names_in, read_secrets, secrets_file
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.server.container_cleanup import end_containers
+from fleet_agent.storage.secrets import Secrets, names_in, read_secrets, secrets_file
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ServerStopped
-from fleet_protos.trial import EngineSpec
+from fleet_protos.trial_types import EngineSpec
 
 
 def secrets_of(env: Mapping[str, str]) -> Secrets:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_agent.bounding import next_data
-from fleet_agent.core.standstill import Course, Look, advance, begin, stands_still
-from fleet_knowledge.log.diagnosis import Diagnosis
-from fleet_knowledge.log.reader import LogReader
+from fleet_agent.core.stall_detection import Course, Look, advance, begin, stands_still
+from fleet_agent.storage.log_limits import next_data
+from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
+from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.events import ServerProgressed
 
 _LOOK_S = 0.2

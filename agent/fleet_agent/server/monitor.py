@@ -6,21 +6,21 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 
-from fleet_agent import evidence
-from fleet_agent.bounding import keep_small
-from fleet_agent.core.standstill import stall_message
-from fleet_agent.engines.sglang.explain import of_runtime, silent
-from fleet_agent.following import Hanging, LogFollower, Stalled
-from fleet_agent.processes import ProcessStat, members_of, oom_kills
-from fleet_agent.room import fullness
-from fleet_agent.supervisor import ServerProcess
-from fleet_agent.watching import Member, Members
-from fleet_knowledge.failures import FAILURES, kind_of
-from fleet_knowledge.log.diagnosis import Diagnosis
-from fleet_knowledge.log.phases import WITHOUT_PROGRESS_S
+from fleet_agent.core.stall_detection import stall_message
+from fleet_agent.engines.sglang.exit_causes import of_runtime, silent
+from fleet_agent.host.processes import ProcessStat, members_of, oom_kills
+from fleet_agent.server.log_follower import Hanging, LogFollower, Stalled
+from fleet_agent.server.process_watch import Member, Members
+from fleet_agent.server.supervisor import ServerProcess
+from fleet_agent.storage import trial_artifacts
+from fleet_agent.storage.disk_space import fullness
+from fleet_agent.storage.log_limits import keep_small
+from fleet_knowledge.failure_classes import FAILURES, kind_of
+from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
+from fleet_knowledge.server_log.diagnosis.launch_phases import WITHOUT_PROGRESS_S
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import EngineSpec
+from fleet_protos.trial_types import EngineSpec
 
 _ECHO_S = 0.3  # what a dying process and its launcher still write
 _FOLLOWING = ("scheduler_crashed", "detokenizer_crashed", "host_oom_kill", "killed")
@@ -107,15 +107,15 @@ class Guard:
             self._told.set()
         elif isinstance(stalled, Stalled) and not self._is_dead:
             log = self._process.log
-            message = stall_message(stalled.course, stalled.at_s, evidence.last_line(log))
+            message = stall_message(stalled.course, stalled.at_s, trial_artifacts.last_line(log))
             failure_class = f"stalled_{stalled.course.phase}"
-            report(ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, failure_class, message, log_tail=evidence.tail(log), hint=_STALLED))
+            report(ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, failure_class, message, log_tail=trial_artifacts.tail(log), hint=_STALLED))
 
     async def _keep_small(self, report: Report) -> None:
         too_much = await keep_small(self._process.log)
         if not self._is_dead:
             self._is_dead = True
-            report(ev.ServerFailed(ErrorKind.CONFIG, "disk_budget", too_much, log_tail=evidence.tail(self._process.log), hint=_TOO_MUCH))
+            report(ev.ServerFailed(ErrorKind.CONFIG, "disk_budget", too_much, log_tail=trial_artifacts.tail(self._process.log), hint=_TOO_MUCH))
             self._told.set()
 
     async def _see_exit(self, report: Report) -> None:
@@ -147,7 +147,7 @@ class Guard:
         if exit_code:
             what = f"server exited with {exit_code}"
         message = f"{what}: {told.cause_line}"
-        log_tail = evidence.tail(self._process.log)
+        log_tail = trial_artifacts.tail(self._process.log)
         return ev.ServerFailed(
             kind_of(told.failure_class), told.failure_class, message, exit_code, log_tail, told.cause_line, told.rank, told.hint
         )
@@ -157,7 +157,7 @@ class Guard:
         exit_code = self._process.exit_code or 0
         failure_class, cause = self._silent(exit_code, member)
         failure, rank = FAILURES.get(failure_class), member.rank if member else ""
-        hint, log_tail = failure.hint if failure else "", evidence.tail(self._process.log)
+        hint, log_tail = failure.hint if failure else "", trial_artifacts.tail(self._process.log)
         return ev.ServerFailed(kind_of(failure_class), failure_class, f"{what}: {cause}", exit_code, log_tail, rank=rank, hint=hint)
 
     def _silent(self, exit_code: int, member: Member | None) -> tuple[str, str]:

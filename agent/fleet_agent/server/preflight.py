@@ -8,24 +8,24 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fleet_agent.engines.engine import Place
-from fleet_agent.engines.sglang.arguments import under_home
-from fleet_agent.findings import Finding
+from fleet_agent.core.engine import Place
+from fleet_agent.engines.sglang.launch.arguments import under_home
 from fleet_agent.host import sysfs
 from fleet_agent.host.clock import is_synchronised
+from fleet_agent.host.gpu_memory import holder
 from fleet_agent.host.gpus import Reading
-from fleet_agent.host.memory import holder
-from fleet_agent.host.models import missing_of
-from fleet_agent.host.view import HostView
-from fleet_agent.load.native.library import compiler
-from fleet_agent.room import LEAST_FREE_BYTES
-from fleet_agent.secrets import SCHEME
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.host import fabric, leftovers
-from fleet_knowledge.host.compare import unequal
+from fleet_agent.host.host_state import HostView
+from fleet_agent.host.model_files import missing_of
+from fleet_agent.load.client.native.library import compiler
+from fleet_agent.server.host_findings import Finding
+from fleet_agent.storage.disk_space import LEAST_FREE_BYTES
+from fleet_agent.storage.secrets import SCHEME
+from fleet_knowledge.failure_classes import FAILURES
+from fleet_knowledge.host import gpu_processes, nvswitch_fabric
 from fleet_knowledge.host.gpu import Gpu
-from fleet_knowledge.nccl.remarks import files_needed
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_knowledge.host.gpu_comparison import unequal
+from fleet_knowledge.nccl.variable_checks import files_needed
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 _DISK_LOW_BYTES = 1 << 30
 _SHM_LEAST_BYTES = 1 << 30
@@ -156,8 +156,8 @@ def _check_health(gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield Finding("gpu_lost", f"GPU{gpu.index} answers {gpu.fault}", FAILURES["gpu_lost"].hint)
         if gpu.mig and len(gpus) > 1:
             yield Finding("mig_on", f"GPU{gpu.index} is in MIG mode", "its slices have no NVLink: `nvidia-smi -i INDEX -mig 0`")
-    if wrong := fabric.message(gpus):
-        yield Finding("fabric_manager_down", wrong, fabric.hint())
+    if wrong := nvswitch_fabric.message(gpus):
+        yield Finding("fabric_manager_down", wrong, nvswitch_fabric.hint())
     for warn in unequal(gpus):
         if warn.code not in ("fabric", "mig"):
             yield Finding("gpus_unequal", warn.message, warn.hint)
@@ -171,10 +171,10 @@ def _check_memory(reading: Reading, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         for gpu in gpus
         if gpu.memory_mib and gpu.memory_used_mib and gpu.memory_used_mib > _BUSY_SHARE * gpu.memory_mib
     ]
-    reason = leftovers.unequal_memory(gpus) or "; ".join(busy)
+    reason = gpu_processes.unequal_memory(gpus) or "; ".join(busy)
     listed = ", ".join(map(str, holders))
     if reason:
-        yield Finding("gpu_busy_leftover", f"{reason}; held by {listed or 'no process that is listed'}", leftovers.hint(holders))
+        yield Finding("gpu_busy_leftover", f"{reason}; held by {listed or 'no process that is listed'}", gpu_processes.hint(holders))
     elif holders:
         yield Finding("gpu_shared", f"others use these GPUs: {listed}", "their load disturbs what is measured; ask their owner")
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet_agent.processes import ProcessStat, RecordedSession, members_of, read_stat
-from fleet_agent.supervisor import gone
+from fleet_agent.host.processes import ProcessStat, RecordedSession, members_of, read_stat
+from fleet_agent.server.supervisor import gone
 
 _PROC = Path("/proc")
 _LOOK_AGAIN_S = 1.0  # for processes that come to be during a launch

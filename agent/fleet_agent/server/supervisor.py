@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_agent.engines.engine import LaunchCommand
-from fleet_agent.processes import (
+from fleet_agent.core.engine import LaunchCommand
+from fleet_agent.host.processes import (
     TOKEN_VARIABLE,
     ProcessStat,
     RecordedSession,

@@ -8,23 +8,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fleet_agent import evidence
-from fleet_agent.core.witness import with_nccl_log
-from fleet_agent.engines.engine import Engine, Place
-from fleet_agent.findings import Finding, flags, refusal
-from fleet_agent.guard import Guard
-from fleet_agent.host.view import HostView
-from fleet_agent.listening import stranger_at
-from fleet_agent.load.process import LoadProcess
-from fleet_agent.ports import Ports
-from fleet_agent.preflight import preflight
-from fleet_agent.secrets import Secrets
-from fleet_agent.shelf import KEPT_BYTES
-from fleet_agent.starting import clear_up, prepare, secrets_of
-from fleet_agent.supervisor import RecordedSession, ServerProcess, Supervisor
+from fleet_agent.core.engine import Engine, Place
+from fleet_agent.engines.sglang.launch.nccl_logging import with_nccl_log
+from fleet_agent.host.host_state import HostView
+from fleet_agent.host.port_owner import stranger_at
+from fleet_agent.load.load_process import LoadProcess
+from fleet_agent.server.host_findings import Finding, flags, refusal
+from fleet_agent.server.launch_setup import clear_up, prepare, secrets_of
+from fleet_agent.server.monitor import Guard
+from fleet_agent.server.ports import Ports
+from fleet_agent.server.preflight import preflight
+from fleet_agent.server.supervisor import RecordedSession, ServerProcess, Supervisor
+from fleet_agent.storage import trial_artifacts
+from fleet_agent.storage.artifact_retention import KEPT_BYTES
+from fleet_agent.storage.secrets import Secrets
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerFailed
-from fleet_protos.trial import EngineKind, TrialSpec
+from fleet_protos.trial_types import EngineKind, TrialSpec
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0  # between two looks at readiness: short at first, then never above a second
 _LOOK_LIMIT_S = 30.0  # one look may take this long: a real completion on a cold server
@@ -155,7 +155,7 @@ class TrialServer:
                 ErrorKind.SERVER_UNHEALTHY,
                 "not_ready",
                 f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
-                log_tail=evidence.tail(self._now.log),
+                log_tail=trial_artifacts.tail(self._now.log),
             )
 
     async def _ready(self) -> ev.Body:
@@ -195,7 +195,7 @@ class TrialServer:
 
     def _failed(self, error: ServerFailed) -> ev.ServerFailed:
         return ev.ServerFailed(
-            error.kind, error.failure_class, error.message, error.server_exit_code, error.log_tail or evidence.tail(self._now.log)
+            error.kind, error.failure_class, error.message, error.server_exit_code, error.log_tail or trial_artifacts.tail(self._now.log)
         )
 
     # End

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from fleet_agent import journal_file as file_of
-from fleet_agent.journal_file import FORMAT, JournalDamaged, Reserve
+from fleet_agent.storage import journal_file as file_of
+from fleet_agent.storage.journal_file import FORMAT, JournalDamaged, Reserve
 from fleet_protos.codec import event_from_json, event_to_json
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict, FleetError
 from fleet_protos.events import Body, Event, TrialAccepted, TrialOver
-from fleet_protos.lease import Lease
-from fleet_protos.trial import Phase
+from fleet_protos.trial_types import Phase
 
 __all__ = ["COMPACT_ABOVE_BYTES", "FINISHED_KEPT", "Journal", "JournalDamaged", "JournalFailed"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fleet_agent.bounding import pieces
+from fleet_agent.storage.log_limits import pieces
 from fleet_protos.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from fleet_agent.bounding import pieces
-from fleet_agent.engines.http import exchange
-from fleet_agent.secrets import Secrets
+from fleet_agent.load.client.http_fetch import exchange
+from fleet_agent.storage.log_limits import pieces
+from fleet_agent.storage.secrets import Secrets
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import Artifact
+from fleet_protos.trial_types import Artifact
 
 _log = logging.getLogger(__name__)
 _TAIL_BYTES = 4096

@@ -12,25 +12,25 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fleet_agent.allegiance import Allegiance
+from fleet_agent.core.admission.attempt_fencing import in_the_way
 from fleet_agent.core.allocation import Pool, release, take
-from fleet_agent.core.fence import in_the_way
-from fleet_agent.core.machine import Trial, replay
-from fleet_agent.errands import Errands
-from fleet_agent.host.view import HostView
-from fleet_agent.inspection import Work
-from fleet_agent.journal import Journal, JournalFailed
-from fleet_agent.launching import Tools
-from fleet_agent.load.parts import LoadParts
-from fleet_agent.load.process import LoadProcess, end_earlier
-from fleet_agent.metrics import AgentMetrics
-from fleet_agent.room import Room
-from fleet_agent.runner import TrialRunner
-from fleet_agent.shelf import Shelf
+from fleet_agent.core.trial_machine import Trial, replay
+from fleet_agent.host.host_state import HostView
+from fleet_agent.load.cluster_roles import LoadParts
+from fleet_agent.load.load_process import LoadProcess, end_earlier
+from fleet_agent.server.host_check import Work
+from fleet_agent.server.trial_server import Tools
+from fleet_agent.storage.artifact_retention import Shelf
+from fleet_agent.storage.disk_space import Room
+from fleet_agent.storage.journal import Journal, JournalFailed
+from fleet_agent.trials.controller_fencing import Allegiance
+from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.trials.runner import TrialRunner
+from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos import events as ev
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import ConfigError, Conflict
-from fleet_protos.lease import Lease
-from fleet_protos.trial import EngineKind, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fleet_agent.core.allegiance import TAKE_OVER_AFTER_S, Situation, judge
-from fleet_agent.journal import Journal
+from fleet_agent.core.admission.controller_takeover import TAKE_OVER_AFTER_S, Situation, judge
+from fleet_agent.storage.journal import Journal
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict
-from fleet_protos.lease import Lease
 
 log = logging.getLogger(__name__)
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_agent import evidence
 from fleet_agent.core.effects import CloseTrial
 from fleet_agent.core.gates import RunFacts, company, run_gates
-from fleet_agent.core.search import Told, judged, repeat_of
-from fleet_agent.core.steadiness import conclude, level_of, rate_of
-from fleet_agent.launching import Tools, TrialServer
+from fleet_agent.core.load_search import Told, judged, repeat_of
+from fleet_agent.core.steady_state import conclude, level_of, rate_of
 from fleet_agent.load.messages import LoadRequest
-from fleet_knowledge.figures.accept import Shape
+from fleet_agent.server.trial_server import Tools, TrialServer
+from fleet_agent.storage import trial_artifacts
+from fleet_knowledge.sglang_metrics.accept_rate import Shape
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind, LoadFailed
-from fleet_protos.trial import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
+from fleet_protos.trial_types import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
 
 
 class Errands:
@@ -76,7 +76,7 @@ class Errands:
         if workload.search.of and request.flush and self._is_sglang and not reply.cache_flushed:
             return ev.LoadFailed(workload.name, "the server was not done with the load before, or would not empty its cache")
         gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *company(self._spec))
-        artifact = evidence.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
+        artifact = trial_artifacts.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
         run = RunResult(
             workload=workload.name,
             index=index,
@@ -122,7 +122,7 @@ class Errands:
             speculation=bool(spec.engine.args.get("speculative_algorithm")),
             draft_steps=self._shape.steps or 0,
             draft_tokens=self._shape.draft_tokens or 0,
-            parquet=str(self._folder / f"{evidence.safe(workload.name)}-{index:03d}.parquet"),
+            parquet=str(self._folder / f"{trial_artifacts.safe(workload.name)}-{index:03d}.parquet"),
             metadata=metadata,
             salt_scope=scope,
             files={file.ref: file.content for file in spec.files if file.ref in workload.refs},
@@ -134,8 +134,8 @@ class Errands:
         """EvidenceCollected with what could be read; a dead server has a log all the same."""
         await self.server.verdict()
         if self.server.is_observable:
-            await evidence.scrape(self.server.url, self._folder / "metrics.txt")
-        artifacts = await asyncio.to_thread(evidence.gather, self._folder, self._artifact_root, self.server.secrets)
+            await trial_artifacts.scrape(self.server.url, self._folder / "metrics.txt")
+        artifacts = await asyncio.to_thread(trial_artifacts.gather, self._folder, self._artifact_root, self.server.secrets)
         return ev.EvidenceCollected(artifacts)
 
     async def close(self, order: CloseTrial) -> ev.Body:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet_agent.core import effects as fx
-from fleet_agent.core.bounds import bounded
-from fleet_agent.core.machine import Trial, accepts, new_trial, step
-from fleet_agent.errands import Errands
-from fleet_agent.journal import JournalFailed
+from fleet_agent.core.event_limits import bounded
+from fleet_agent.core.trial_machine import Trial, accepts, new_trial, step
+from fleet_agent.storage.journal import JournalFailed
+from fleet_agent.trials.effect_handlers import Errands
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind, FleetError
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 

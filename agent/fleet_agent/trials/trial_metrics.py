@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fleet_protos import events as ev
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import TrialSpec
+from fleet_protos.prometheus_series import RunSeries
+from fleet_protos.trial_types import TrialSpec
 
 
 class AgentMetrics:

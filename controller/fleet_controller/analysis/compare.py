@@ -5,12 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.analysis.launches import GateCount, Launch, StoredRun, gate_counts, launches_of, minutes_per_launch, without_warm_up
-from fleet_controller.analysis.limits import METRIC_OF, Limit, is_searched, limits_of, mean_of, open_notes, ratio_of
-from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
-from fleet_controller.analysis.verdict import Answer, Needs, Question, Verdict, answer, without_interval
+from fleet_controller.analysis.launches import (
+    GateCount,
+    Launch,
+    gate_counts,
+    launches_of,
+    minutes_per_launch,
+    without_warm_up,
+)
+from fleet_controller.analysis.slo_limits import (
+    METRIC_OF,
+    Limit,
+    is_searched,
+    limits_of,
+    mean_of,
+    open_notes,
+    ratio_of,
+)
+from fleet_controller.analysis.statistics import (
+    Interval,
+    LogRatio,
+    mean,
+    mean_interval,
+    paired_ratio,
+    welch_ratio,
+)
+from fleet_controller.analysis.verdict import (
+    Answer,
+    Needs,
+    Question,
+    Verdict,
+    answer,
+    without_interval,
+)
+from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.errors import ConfigError
-from fleet_protos.metrics import ACCEPT_LENGTH, HIGHER_IS_BETTER, OUTPUT_TOK_S, TPOT_MEAN
+from fleet_protos.metric_names import ACCEPT_LENGTH, HIGHER_IS_BETTER, OUTPUT_TOK_S, TPOT_MEAN
 
 METRICS = (OUTPUT_TOK_S, TPOT_MEAN)
 EXTERNAL = "external"

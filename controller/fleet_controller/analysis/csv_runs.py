@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from fleet_controller.analysis.launches import StoredRun
-from fleet_protos.metrics import HIGHER_IS_BETTER, OUTPUT_TOK_S
-from fleet_protos.trial import Outcome, RunResult
+from fleet_controller.core.controller_api import StoredRun
+from fleet_protos.metric_names import HIGHER_IS_BETTER, OUTPUT_TOK_S
+from fleet_protos.trial_types import Outcome, RunResult
 
 REQUIRED = ("variant", "launch", "value")
 OPTIONAL = ("host", "workload", "metric", "block")

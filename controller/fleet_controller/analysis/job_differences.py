@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from fleet_controller.core.job import Job
-from fleet_protos.trial import Workload
+from fleet_protos.trial_types import Workload
 
 
 def differences(before: Job, after: Job) -> tuple[str, ...]:

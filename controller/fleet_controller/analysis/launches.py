@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fleet_controller.analysis.statistics import mean
-from fleet_protos.metrics import ACCEPT_LENGTH
-from fleet_protos.trial import Gate, GateEffect, Outcome, RunResult
+from fleet_controller.core.controller_api import StoredRun
+from fleet_protos.metric_names import ACCEPT_LENGTH
+from fleet_protos.trial_types import Gate, GateEffect, Outcome
 
 WARMING_UP = Gate("warming_up", GateEffect.VOID_RUN, "not steady yet, as later runs of the same launch showed: kept, and part of no number")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """A run and the attempt that it belongs to; field for field the contract's message of the same name."""
-
-    trial_id: str = ""
-    attempt: int = 1
-    variant: str = ""
-    host: str = ""
-    block: int = 0  # 0: not of a block, so never paired
-    trial_outcome: Outcome = Outcome.UNSPECIFIED
-    run: RunResult = field(default_factory=RunResult)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet_controller.analysis.launches import StoredRun, counted_attempts
-from fleet_controller.analysis.statistics import Interval, LogRatio, mean, mean_interval, paired_ratio, welch_ratio
-from fleet_protos.metrics import HIGHEST_CONCURRENCY, HIGHEST_RATE
-from fleet_protos.search import CONCURRENCY, RATE
+from fleet_controller.analysis.launches import counted_attempts
+from fleet_controller.analysis.statistics import (
+    Interval,
+    LogRatio,
+    mean,
+    mean_interval,
+    paired_ratio,
+    welch_ratio,
+)
+from fleet_controller.core.controller_api import StoredRun
+from fleet_protos.metric_names import HIGHEST_CONCURRENCY, HIGHEST_RATE
+from fleet_protos.search_types import CONCURRENCY, RATE
 
 METRIC_OF: Mapping[str, str] = {RATE: HIGHEST_RATE, CONCURRENCY: HIGHEST_CONCURRENCY}
 
@@ -22,7 +30,7 @@ METRIC_OF: Mapping[str, str] = {RATE: HIGHEST_RATE, CONCURRENCY: HIGHEST_CONCURR
 class Limit:
     """What the search of one launch found. `met`: the highest load met, 0 for none; `not_met`: the lowest not met, infinite for none.
 
-    `ended` as `fleet_protos.search.Searched` tells it; empty while the search goes on. `runs`: those that are not void.
+    `ended` as `fleet_protos.search_types.Searched` tells it; empty while the search goes on. `runs`: those that are not void.
     """
 
     trial_id: str

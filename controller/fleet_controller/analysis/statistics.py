@@ -48,7 +48,9 @@ class LogRatio:
 
 def t_quantile(confidence: float, degrees: float) -> float:
     """The two-sided quantile of Student's t: P(|T| <= result) = confidence."""
-    from scipy.special import stdtrit  # here: its import takes half a second, and most commands need no interval
+    from scipy.special import (
+        stdtrit,  # here: its import takes half a second, and most commands need no interval
+    )
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))
 

@@ -6,7 +6,13 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleet_controller.analysis.statistics import LAUNCHES_CAP, Interval, LogRatio, launches_for_precision, more_launches
+from fleet_controller.analysis.statistics import (
+    LAUNCHES_CAP,
+    Interval,
+    LogRatio,
+    launches_for_precision,
+    more_launches,
+)
 
 
 class Verdict(StrEnum):

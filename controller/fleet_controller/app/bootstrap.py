@@ -9,22 +9,22 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_controller.fleet import FIRST_CONTACT_S, Fleet
-from fleet_controller.following import reaching
-from fleet_controller.lock import held
-from fleet_controller.peers import Following, peers
-from fleet_controller.rereading import FleetFileWatch
-from fleet_controller.service import serving
-from fleet_controller.store.claim import claimed
+from fleet_controller.app.controller import FIRST_CONTACT_S, Fleet
+from fleet_controller.app.service import serving
+from fleet_controller.hosts.fleet_file_watcher import FleetFileWatch
+from fleet_controller.hosts.target_access import reaching
+from fleet_controller.hosts.targets import Following, peers
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.expiry_watcher import ExpiryWatch
+from fleet_controller.pki.trust_path import trust_folder
+from fleet_controller.store.file_lock import held
 from fleet_controller.store.store import Store
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.place import trust_folder
-from fleet_controller.trust.watch import ExpiryWatch
+from fleet_controller.store.writer_lock import claimed
 from fleet_protos.errors import ConfigError
-from fleet_protos.exposition import RunSeries
-from fleet_protos.identity import TlsFiles
-from fleet_protos.sockets import endpoint, listen_address
-from fleet_protos.tls import is_local
+from fleet_protos.prometheus_series import RunSeries
+from fleet_transport.sockets import endpoint, listen_address
+from fleet_transport.tls_client import is_local
+from fleet_transport.tls_identity import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

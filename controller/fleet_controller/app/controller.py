@@ -10,35 +10,43 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.board import Seen, closed, detail, look, wait_for
-from fleet_controller.care import Care
-from fleet_controller.checking import check_lines
-from fleet_controller.contact import candidates, first_contact
-from fleet_controller.core.choosing import choice_findings, choose
-from fleet_controller.core.estimate import estimate
+from fleet_controller.core.controller_api import (
+    HostCheck,
+    HostStatus,
+    JobChange,
+    JobDetail,
+    JobSummary,
+    Results,
+    TrialDetail,
+)
 from fleet_controller.core.fairness import joins_at
 from fleet_controller.core.gang import LOOPBACK
+from fleet_controller.core.host_view import NOT_KNOWN
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
-from fleet_controller.core.known import NOT_KNOWN
-from fleet_controller.core.lending import lenders, lending_findings, load_plan
-from fleet_controller.core.permits import refusal
-from fleet_controller.core.plan import Plan, make_plan, trial_specs
-from fleet_controller.core.schedule import Start, next_starts
-from fleet_controller.core.state import Attempt, Trial
-from fleet_controller.desk import Desk
-from fleet_controller.host import HostLine
-from fleet_controller.lines import Lines
-from fleet_controller.patience import Patience
-from fleet_controller.peers import Following, peers
-from fleet_controller.reading import StoredJobs
-from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
-from fleet_controller.spec.findings import ERROR, JobRejected, has_errors
-from fleet_controller.spec.load import LoadedJob, load_job
+from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.hosts.connections import Lines
+from fleet_controller.hosts.host_checks import check_lines
+from fleet_controller.hosts.host_connection import HostLine
+from fleet_controller.hosts.host_health import Care
+from fleet_controller.hosts.host_timeouts import Patience
+from fleet_controller.hosts.targets import Following, peers
+from fleet_controller.hosts.wait_connected import candidates, first_contact
+from fleet_controller.job_file.job_loader import LoadedJob, load_job
+from fleet_controller.jobs.job_index import Seen, closed, detail, look, wait_for
+from fleet_controller.jobs.queries import StoredJobs
+from fleet_controller.jobs.state_writer import Desk
+from fleet_controller.planning.admission_preview import refusal
+from fleet_controller.planning.estimate import estimate
+from fleet_controller.planning.host_selection import choice_findings, choose
+from fleet_controller.planning.load_host_assignment import lenders, lending_findings, load_plan
+from fleet_controller.planning.plan import Plan, make_plan, trial_specs
 from fleet_controller.store.store import JobRow, Store
+from fleet_controller.yaml.findings import ERROR, JobRejected, has_errors
 from fleet_protos.errors import ConfigError, ErrorKind, FleetError, NotFound
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import TrialSpec
+from fleet_protos.prometheus_series import RunSeries
+from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fleet_controller.liveness import is_live
+from fleet_controller.app.socket_probe import is_live
 from fleet_protos.errors import HostUnreachable
-from fleet_protos.sockets import listen_address
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
+from fleet_transport.sockets import listen_address
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 2000

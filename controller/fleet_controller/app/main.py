@@ -11,10 +11,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.peers import Following
+from fleet_controller.hosts.targets import Following
 from fleet_protos import __version__
 from fleet_protos.errors import ExitCode, FleetError
-from fleet_protos.plain import log_to_stderr, plain
+from fleet_protos.escape import log_to_stderr, plain
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from fleet_controller.working import doors, working
+    from fleet_controller.app.bootstrap import doors, working
 
     follow = _following(options)
     if options.give_up_after is not None:
@@ -72,15 +72,15 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def _following(options: argparse.Namespace) -> Following:
-    from fleet_controller.following import following
-    from fleet_controller.spec.fleet_place import fleet_path
-    from fleet_controller.trust.place import trust_folder
+    from fleet_controller.fleet_file.find_fleet_file import fleet_path
+    from fleet_controller.hosts.target_access import following
+    from fleet_controller.pki.trust_path import trust_folder
 
     path = fleet_path(options.fleet) if options.fleet or not options.agent else None
     trust = trust_folder(options.trust, options.state.absolute())
     if path is None:
         return following(options.agent, None, trust)
-    from fleet_controller.spec.fleet import load_fleet_file
+    from fleet_controller.fleet_file.fleet_loader import load_fleet_file
 
     loaded = load_fleet_file(path)
     for finding in loaded.findings:

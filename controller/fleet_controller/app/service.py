@@ -11,15 +11,15 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
-from fleet_controller.report.values import Controller
+from fleet_controller.core.controller_api import Controller
 from fleet_protos.codec import to_proto
-from fleet_protos.door import Door
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
-from fleet_protos.gate import MOST_BYTES, MessageGate
-from fleet_protos.identity import Role, TlsFiles
-from fleet_protos.sockets import bind
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
+from fleet_transport.request_limits import MOST_BYTES, MessageGate
+from fleet_transport.sockets import bind
+from fleet_transport.tls_gateway import Door
+from fleet_transport.tls_identity import Role, TlsFiles
 
 _STATUS = {
     NotFound: grpc.StatusCode.NOT_FOUND,  # before the kind that it is one of

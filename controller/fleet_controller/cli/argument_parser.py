@@ -176,7 +176,7 @@ def _machine(command: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: Sequence[tuple[str, str, str, Add]] = (
-    ("init", "files", "write a commented job.yaml and fleet.yaml, or a job made of a pasted launch", _init),
+    ("init", "init", "write a commented job.yaml and fleet.yaml, or a job made of a pasted launch", _init),
     ("lint", "lint", "tell what is wrong with a job, a fleet file or a pasted launch, before GPU time is spent", _all(_ANY_FILE, _json)),
     ("plan", "plan", "show variants, trials, their order, estimated time and cost; start nothing", _all(_JOB_FILE, _PRUNE, _fleet, _json)),
     ("run", "run", "run a job on this machine, to the verdict", _all(_JOB_FILE, _PRUNE, _machine, _json)),
@@ -192,11 +192,11 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
         "hand a job to the controller",
         _all(_JOB_FILE, _PRUNE, _flag("--watch", "follow it to the verdict"), _ONLY_CONNECTED, _fleet, _controller, _json),
     ),
-    ("ls", "jobs", "list jobs", _all(_controller, _json)),
-    ("show", "jobs", "show a job and its trials", _all(_JOB, _controller, _json)),
+    ("ls", "show", "list jobs", _all(_controller, _json)),
+    ("show", "show", "show a job and its trials", _all(_JOB, _controller, _json)),
     ("watch", "watch", "follow a job until it is over", _all(_JOB, _controller, _json)),
     ("cancel", "cancel", "cancel a job", _all(_JOB, _fleet, _controller, _json)),
-    ("logs", "trials", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
+    ("logs", "logs", "print the server's log of a trial", _all(_TRIAL, _attempt, _controller)),
     ("resume", "run", "go on with a job of this machine that was interrupted", _all(_JOB, _fleet, _machine, _json)),
     ("hosts", "hosts", "list, show, check, drain or undrain hosts", _all(_hosts, _controller, _json)),
     ("deploy", "deploy", "bring agents to the hosts of the fleet file, or up to date", _all(_deploy, _json)),
@@ -204,8 +204,8 @@ COMMANDS: Sequence[tuple[str, str, str, Add]] = (
     ("trust", "trust", "certificates of the fleet: show, issue, rotate, revoke", _all(_trust, _json)),
     ("compare", "compare", "verdicts against a baseline, against another job, or on your own numbers", _all(_compare, _controller, _json)),
     ("report", "report", "the verdict table as CSV, JSON or Markdown", _all(_JOB, _report, _controller)),
-    ("repro", "trials", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),
+    ("repro", "logs", "print a shell script that starts that exact server by hand", _all(_TRIAL, _attempt, _controller)),
     ("diagnose", "diagnose", "tell what a server's log comes to: state, root of a failure, what to do, rates", _all(_logs, _json)),
-    ("schema", "files", "print the JSON Schema of a job or fleet file, for editors", _schema),
-    ("version", "files", "print the version", _json),
+    ("schema", "init", "print the JSON Schema of a job or fleet file, for editors", _schema),
+    ("version", "init", "print the version", _json),
 )

@@ -10,13 +10,21 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
-from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+from fleet_controller.core.controller_api import (
+    HostCheck,
+    HostStatus,
+    JobChange,
+    JobDetail,
+    JobSummary,
+    Results,
+    TrialDetail,
+)
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
-from fleet_protos.identity import CONTROLLER_NAME, TlsFiles
-from fleet_protos.tls import Line
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
+from fleet_transport.tls_client import Line
+from fleet_transport.tls_identity import CONTROLLER_NAME, TlsFiles
 
 _TIMEOUT_S = 30.0
 _SUBMIT_AGAIN_S = (0.3, 1.0)

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from fleet_controller.cli.places import Places, places
-from fleet_controller.liveness import is_live
-from fleet_controller.report.values import Controller
+from fleet_controller.app.socket_probe import is_live
+from fleet_controller.cli.state_folder import Places, places
+from fleet_controller.core.controller_api import Controller
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleet_controller.reading import StoredJobs
-    from fleet_protos.identity import TlsFiles
+    from fleet_controller.jobs.queries import StoredJobs
+    from fleet_transport.tls_identity import TlsFiles
 
 
 @asynccontextmanager
@@ -24,7 +24,7 @@ async def connected(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
     home = places(arguments.state)
     address = controller_address(arguments.controller, home)
     if address:
-        from fleet_controller.cli.remote import RemoteController
+        from fleet_controller.cli.controller_client import RemoteController
 
         async with RemoteController(address, user_files(address, arguments.trust, home)) as remote:
             yield remote
@@ -37,9 +37,9 @@ def user_files(address: str, trust: str, home: Places) -> TlsFiles | None:
     """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None for one of this machine without TLS."""
     if address.startswith("unix:"):
         return None
-    from fleet_controller.trust.place import trust_folder
-    from fleet_protos.identity import TlsFiles
-    from fleet_protos.tls import is_local
+    from fleet_controller.pki.trust_path import trust_folder
+    from fleet_transport.tls_client import is_local
+    from fleet_transport.tls_identity import TlsFiles
 
     folder = trust_folder(trust, home.state)
     if not folder.is_dir() and not trust:
@@ -53,7 +53,7 @@ def user_files(address: str, trust: str, home: Places) -> TlsFiles | None:
 @contextmanager
 def stored(home: Places) -> Iterator[StoredJobs]:
     """The store of a state folder, read only. Raises ConfigError when nothing was ever run there."""
-    from fleet_controller.reading import StoredJobs
+    from fleet_controller.jobs.queries import StoredJobs
     from fleet_controller.store.store import Store
 
     store = Store.open(str(home.store), read_only=True)
@@ -65,7 +65,7 @@ def stored(home: Places) -> Iterator[StoredJobs]:
 
 def controller_address(named: str, home: Places) -> str:
     """Where a controller is to be asked; empty when none was named and none is live in the state folder."""
-    from fleet_protos.sockets import listen_address
+    from fleet_transport.sockets import listen_address
 
     named = named or os.environ.get("FLEET_CONTROLLER", "")
     here = listen_address(home.controller, "controller")

@@ -6,16 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_controller.spec.fleet_place import fleet_path
+from fleet_controller.fleet_file.find_fleet_file import fleet_path
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fleet_controller.core.controller_api import JobDetail
     from fleet_controller.core.inventory import Inventory
-    from fleet_controller.report.values import JobDetail
 
 def read_fleet(path: Path) -> Inventory:
     """The fleet of a file, ssh settings resolved with the user's ~/.ssh/config. Raises FleetRejected with all findings, ConfigError."""
-    from fleet_controller.spec.fleet import load_fleet_file
+    from fleet_controller.fleet_file.fleet_loader import load_fleet_file
 
     return load_fleet_file(path).inventory
 

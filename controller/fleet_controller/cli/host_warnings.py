@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fleet_controller.report.values import Controller
+from fleet_controller.core.controller_api import Controller
 
 _LOOK_S = 1.0
 

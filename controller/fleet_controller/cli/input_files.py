@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleet_controller.spec.load import LoadedJob
+    from fleet_controller.job_file.job_loader import LoadedJob
 
 LARGEST_BYTES = 64 << 20
 
@@ -24,7 +24,7 @@ def read_text(name: str) -> str:
 
 def load(name: str) -> LoadedJob:
     """A checked job from a file or standard input. Raises JobRejected with all findings, ConfigError when it cannot be read."""
-    from fleet_controller.spec.load import load_job
+    from fleet_controller.job_file.job_loader import load_job
 
     return load_job(read_bytes(name), name, folder_of(name))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import load
-from fleet_controller.core.arms import Twin
-from fleet_controller.spec.load import LoadedJob
+from fleet_controller.cli.input_files import load
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.job_file.job_loader import LoadedJob
+from fleet_controller.planning.equivalence import Twin
 
 
 def load_for(arguments: argparse.Namespace, console: Console) -> tuple[LoadedJob, tuple[Twin, ...]]:
@@ -15,7 +15,7 @@ def load_for(arguments: argparse.Namespace, console: Console) -> tuple[LoadedJob
     loaded = load(arguments.file)
     if not arguments.prune:
         return loaded, ()
-    from fleet_controller.spec.pruning import prune
+    from fleet_controller.job_file.prune_variants import prune
 
     result = prune(loaded)
     told = [f"left out {twin.variant.name}: runs the same server as {twin.same_as.name} ({twin.why})" for twin in result.left_out]

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fleet_controller.cli.places import Places, host_name, places
-from fleet_controller.embedded import AgentPlace, LocalAgent
-from fleet_controller.liveness import is_live
-from fleet_controller.working import Doors, Working, working
+from fleet_controller.app.bootstrap import Doors, Working, working
+from fleet_controller.app.local_agent import AgentPlace, LocalAgent
+from fleet_controller.app.socket_probe import is_live
+from fleet_controller.cli.state_folder import Places, host_name, places
 from fleet_protos.errors import ConfigError, Conflict, FleetError
-from fleet_protos.plain import LOG_FORMAT, PlainFormatter
-from fleet_protos.sockets import listen_address
+from fleet_protos.escape import LOG_FORMAT, PlainFormatter
+from fleet_transport.sockets import listen_address
 
 
 @dataclass(frozen=True, slots=True)

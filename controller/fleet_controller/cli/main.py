@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from fleet_controller.cli.arguments import parser
-from fleet_controller.cli.console import Console, console
-from fleet_controller.cli.extras import lacking
+from fleet_controller.cli.argument_parser import parser
+from fleet_controller.cli.missing_extras import lacking
+from fleet_controller.cli.terminal.console import Console, console
 from fleet_protos.errors import Bug, ExitCode, FleetError
 
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = console(arguments.debug)
     try:
         # Only the module of the command asked for is imported: `fleetctl --help` must not wait for SciPy.
-        return int(import_module(f"fleet_controller.cli.{arguments.module}").run(arguments, out))
+        return int(import_module(f"fleet_controller.cli.commands.{arguments.module}").run(arguments, out))
     except BrokenPipeError:  # `fleetctl ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
@@ -65,7 +65,7 @@ def _tell_bug(error: Exception, arguments: argparse.Namespace, out: Console) -> 
 
 
 def _kept(report: str, arguments: argparse.Namespace) -> str:
-    from fleet_controller.cli.places import places
+    from fleet_controller.cli.state_folder import places
 
     folder = places(arguments.state).bugs
     try:

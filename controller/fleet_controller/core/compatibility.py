@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet_protos.protocol import PROTOCOL, refusal, understands
+from fleet_protos.protocol_version import PROTOCOL, refusal, understands
 
 CLOCK_APART_S = 2.0
 

@@ -6,9 +6,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleet_controller.analysis.launches import StoredRun
 from fleet_protos.events import Event
-from fleet_protos.trial import ErrorKind, Outcome, Phase
+from fleet_protos.trial_types import ErrorKind, Outcome, Phase, RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run and the attempt that it belongs to; field for field the contract's message of the same name."""
+
+    trial_id: str = ""
+    attempt: int = 1
+    variant: str = ""
+    host: str = ""
+    block: int = 0  # 0: not of a block, so never paired
+    trial_outcome: Outcome = Outcome.UNSPECIFIED
+    run: RunResult = field(default_factory=RunResult)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.state import Trial
-from fleet_protos.trial import Outcome
+from fleet_controller.core.trial_state import Trial
+from fleet_protos.trial_types import Outcome
 
 UNKNOWN_TRIAL_S = 60.0
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet_controller.core.state import Attempt, Trial
+from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import LoadPlan, Outcome, Phase, TrialSpec, Workload
+from fleet_protos.trial_types import LoadPlan, Outcome, Phase, TrialSpec, Workload
 
 _MARK = "_n"  # job names and hosts in a trial id have no underscore
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives out by itself, 32768 and above

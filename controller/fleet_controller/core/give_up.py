@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.state import GIVEN_UP, Attempt, Trial
+from fleet_controller.core.trial_state import GIVEN_UP, Attempt, Trial
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase
 
 GIVE_UP_AFTER_S = 3600.0
 CANCELLED_AFTER_S = 10.0  # of a cancelled job: long enough for a line that broke, so that the host itself tells the end

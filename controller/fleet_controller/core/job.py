@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet_controller.spec.findings import Finding
-from fleet_protos.trial import AttachedFile, EngineSpec, Measure, Workload
+from fleet_controller.yaml.findings import Finding
+from fleet_protos.trial_types import AttachedFile, EngineSpec, Measure, Workload
 
 
 @dataclass(frozen=True, slots=True)

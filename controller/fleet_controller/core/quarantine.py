@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.state import Attempt
+from fleet_controller.core.trial_state import Attempt
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome
+from fleet_protos.trial_types import Outcome
 
 ENOUGH = 3  # points without a good trial between them
 _KEPT = 5

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.state import Trial
-from fleet_protos.trial import EngineKind
+from fleet_controller.core.trial_state import Trial
+from fleet_protos.trial_types import EngineKind
 
 Block = Sequence[Trial]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from fleet_controller.core.job import HostChoice
 from fleet_controller.core.retry import rule_for
-from fleet_controller.core.state import Trial
-from fleet_controller.core.waiting import Block, Host, Waiting
+from fleet_controller.core.schedule_inputs import Block, Host, Waiting
+from fleet_controller.core.trial_state import Trial
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome
+from fleet_protos.trial_types import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fleet_controller.core.retry import FOR_GOOD, VOID_RUNS, may_retry
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 GIVEN_UP = "host_given_up"  # class of an end that the controller wrote, since the host was away for too long
 

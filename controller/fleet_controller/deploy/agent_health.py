@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fleet_controller.agents import AgentClient, AgentInfo
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.ssh import Connection
-from fleet_controller.deploy.tunnel import Forwarder
-from fleet_controller.peers import direct_address
-from fleet_controller.trust.authority import Authority
+from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.targets import direct_address
+from fleet_controller.pki.authority import Authority
+from fleet_controller.ssh.ssh_connection import Connection
+from fleet_controller.ssh.tunnel import Forwarder
 from fleet_protos.errors import FleetError, HostUnreachable
-from fleet_protos.identity import agent_name
+from fleet_transport.tls_identity import agent_name
 
 _PAUSE_S = 0.15
 Steady = Callable[[], Awaitable[bool]]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from fleet_controller.deploy.bundle import Bundle, Bundler, Target
-from fleet_controller.deploy.commands import Command
-from fleet_controller.deploy.facts import Facts
-from fleet_controller.deploy.interpreters import bundled_python
-from fleet_controller.deploy.keyring import Keyring
-from fleet_controller.deploy.plan import Interpreter, Plan, Wanted
-from fleet_controller.trust.authority import Authority
+from fleet_controller.deploy.deploy_plan import Interpreter, Plan, Wanted
+from fleet_controller.deploy.host_commands import Command
+from fleet_controller.deploy.host_facts import Facts
+from fleet_controller.deploy.python_bundle import bundled_python
+from fleet_controller.deploy.wheel_bundle import Bundle, Bundler, Target
+from fleet_controller.pki.authority import Authority
+from fleet_controller.ssh.keyring import Keyring
 
 Say = Callable[[str, str], None]  # host, what happens there now
 T = TypeVar("T")

@@ -10,19 +10,25 @@ from functools import partial
 from typing import Any
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.bundle import target_of
-from fleet_controller.deploy.carrying import Carrying
-from fleet_controller.deploy.facts import Facts, parse_facts
-from fleet_controller.deploy.health import Line, Unhealthy, wait_healthy
-from fleet_controller.deploy.places import SYSTEM_USER, place_of, roots
-from fleet_controller.deploy.plan import Interpreter, Trusted, Wanted, choose_python, plan_deploy
+from fleet_controller.deploy.agent_health import Line, Unhealthy, wait_healthy
+from fleet_controller.deploy.deploy_context import HostResult, Seen, Tools
+from fleet_controller.deploy.deploy_plan import (
+    Interpreter,
+    Trusted,
+    Wanted,
+    choose_python,
+    plan_deploy,
+)
+from fleet_controller.deploy.host_facts import Facts, parse_facts
+from fleet_controller.deploy.install_location import SYSTEM_USER, place_of, roots
+from fleet_controller.deploy.installer_session import Session, remote_source
+from fleet_controller.deploy.plan_executor import Carrying
 from fleet_controller.deploy.remote.probe import STARTER
-from fleet_controller.deploy.session import Session, remote_source
-from fleet_controller.deploy.ssh import Connection
-from fleet_controller.deploy.tools import HostResult, Seen, Tools
-from fleet_controller.trust.authority import Authority
-from fleet_protos.certificate import certificates
+from fleet_controller.deploy.wheel_bundle import target_of
+from fleet_controller.pki.authority import Authority
+from fleet_controller.ssh.ssh_connection import Connection
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
+from fleet_transport.certificate import certificates
 
 UNCHANGED_HEALTHY_S = 5.0
 

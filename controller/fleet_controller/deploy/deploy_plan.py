@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy import commands as do
-from fleet_controller.deploy.bundle import Bundle, Item
-from fleet_controller.deploy.commands import Command, Owned, PutFile
-from fleet_controller.deploy.facts import DAEMON, SYSTEM, USER, Facts, HostPython, Installed
-from fleet_controller.deploy.places import UNIT, Place
-from fleet_controller.deploy.units import config_text, launcher_text, unit_text
+from fleet_controller.deploy import host_commands as do
+from fleet_controller.deploy.host_commands import Command, Owned, PutFile
+from fleet_controller.deploy.host_facts import DAEMON, SYSTEM, USER, Facts, HostPython, Installed
+from fleet_controller.deploy.install_location import UNIT, Place
+from fleet_controller.deploy.rendered_files import config_text, launcher_text, unit_text
+from fleet_controller.deploy.wheel_bundle import Bundle, Item
 from fleet_protos.errors import ConfigError
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from fleet_controller.core.inventory import FleetHost, Inventory
-from fleet_controller.deploy.tools import HostResult, Tools
+from fleet_controller.deploy.deploy_context import HostResult, Tools
 from fleet_protos.errors import ConfigError, ExitCode, NotFound
 
 Work = Callable[[FleetHost, Tools], Awaitable[HostResult]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fleet_controller.core.inventory import FleetHost, Install
-from fleet_controller.deploy.facts import DAEMON, SYSTEM, USER, Account, Facts
+from fleet_controller.deploy.host_facts import DAEMON, SYSTEM, USER, Account, Facts
 from fleet_protos.errors import ConfigError
 
 SYSTEM_ROOT, SYSTEM_CONFIG, SYSTEM_STATE = "/opt/benchfleet", "/etc/benchfleet", "/var/lib/benchfleet"

@@ -8,15 +8,15 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any
 
-from fleet_controller.deploy.commands import Command, PutFile, SendWheel
-from fleet_controller.deploy.places import Place
-from fleet_controller.deploy.ssh import Connection
+from fleet_controller.deploy.host_commands import Command, PutFile, SendWheel
+from fleet_controller.deploy.install_location import Place
+from fleet_controller.ssh.ssh_connection import Connection
 from fleet_protos.errors import Bug, Conflict, FleetError
 
 LOCK_WAIT_S = 20.0
 _CHUNK_BYTES = 1 << 20
 _PACKAGE = "fleet_controller.deploy.remote"
-_MODULES = ("files", "trees", "installer")  # in the order in which they import each other
+_MODULES = ("atomic_files", "file_trees", "installer")  # in the order in which they import each other
 _STARTER = """\
 import json, sys, types
 source = sys.stdin.buffer

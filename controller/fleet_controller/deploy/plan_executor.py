@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy import commands as do
-from fleet_controller.deploy.commands import Command
-from fleet_controller.deploy.facts import DAEMON
-from fleet_controller.deploy.health import Line, Unhealthy, wait_healthy
-from fleet_controller.deploy.places import UNIT
-from fleet_controller.deploy.session import DeployFailed, Session
-from fleet_controller.deploy.ssh import Connection
-from fleet_controller.deploy.tools import HostResult, Seen, Tools
+from fleet_controller.deploy import host_commands as do
+from fleet_controller.deploy.agent_health import Line, Unhealthy, wait_healthy
+from fleet_controller.deploy.deploy_context import HostResult, Seen, Tools
+from fleet_controller.deploy.host_commands import Command
+from fleet_controller.deploy.host_facts import DAEMON
+from fleet_controller.deploy.install_location import UNIT
+from fleet_controller.deploy.installer_session import DeployFailed, Session
+from fleet_controller.ssh.ssh_connection import Connection
 from fleet_protos.errors import Conflict
 
 HEALTHY_S = 60.0

@@ -11,7 +11,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from fleet_controller.deploy.bundle import Item, digest_of
+from fleet_controller.deploy.wheel_bundle import Item, digest_of
 from fleet_protos.errors import ConfigError
 
 WANTED = "3.12"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.facts import SYSTEM
-from fleet_controller.deploy.places import Place
+from fleet_controller.deploy.host_facts import SYSTEM
+from fleet_controller.deploy.install_location import Place
 
 _CACHES = ("_HOME", "_CACHE", "_DIR", "_CACHE_DIR")  # variables of servers that name a folder to write to, such as HF_HOME
 LAUNCHER = """\

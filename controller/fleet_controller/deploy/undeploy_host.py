@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy import commands as do
-from fleet_controller.deploy.apply import read_facts, told
-from fleet_controller.deploy.carrying import last_words
-from fleet_controller.deploy.commands import Command
-from fleet_controller.deploy.facts import DAEMON, Facts, Installed
-from fleet_controller.deploy.places import UNIT, Place, place_of
-from fleet_controller.deploy.session import DeployFailed, Session
-from fleet_controller.deploy.ssh import Connection
-from fleet_controller.deploy.tools import HostResult, Tools
+from fleet_controller.deploy import host_commands as do
+from fleet_controller.deploy.deploy_context import HostResult, Tools
+from fleet_controller.deploy.deploy_host import read_facts, told
+from fleet_controller.deploy.host_commands import Command
+from fleet_controller.deploy.host_facts import DAEMON, Facts, Installed
+from fleet_controller.deploy.install_location import UNIT, Place, place_of
+from fleet_controller.deploy.installer_session import DeployFailed, Session
+from fleet_controller.deploy.plan_executor import last_words
+from fleet_controller.ssh.ssh_connection import Connection
 from fleet_protos.errors import Conflict
 
 STOP_S = 150.0

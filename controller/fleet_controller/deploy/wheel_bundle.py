@@ -22,7 +22,7 @@ from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 
-from fleet_controller.deploy import own_wheel
+from fleet_controller.deploy import agent_wheel
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError
 
@@ -106,12 +106,12 @@ class Bundler:
         return Bundle(__version__, (self._own(), *wheels_of_others))
 
     def _own(self) -> Item:
-        content = own_wheel.own_wheel()
+        content = agent_wheel.own_wheel()
         folder = self.cache / "own" / hashlib.sha256(content).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            _write_if_other(folder / own_wheel.NAME, content)
-            return item_of(folder / own_wheel.NAME)
+            _write_if_other(folder / agent_wheel.NAME, content)
+            return item_of(folder / agent_wheel.NAME)
 
     def _download(self, requirements: Path, target: Target, folder: Path) -> None:
         python = f"{target.python[0]}.{target.python[1]}"

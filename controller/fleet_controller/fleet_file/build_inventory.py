@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleet_controller.core.inventory import AGENT_PORT, Allow, FleetHost, Install, Inventory, Ssh
-from fleet_controller.spec.document import dotted
-from fleet_controller.spec.fleet_layers import FleetReading, Layers
-from fleet_controller.spec.fleet_ssh import Said
+from fleet_controller.fleet_file.parsed_fleet import FleetReading, Layers
+from fleet_controller.fleet_file.ssh_settings import Said
+from fleet_controller.yaml.document import dotted
 
 _ALLOW = ("python", "images", "models", "mounts", "env", "args")
 

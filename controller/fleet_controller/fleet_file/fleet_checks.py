@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 
 from fleet_controller.core.inventory import AGENT_PORT
-from fleet_controller.spec.checks_arguments import OWN_VARIABLES, VARIABLE
-from fleet_controller.spec.checks_launch import looks_secret, wrong_reference
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import WARNING, Finding
-from fleet_controller.spec.fleet_layers import FleetReading, Layers
-from fleet_controller.spec.fleet_models import HostKeys
+from fleet_controller.fleet_file.fleet_models import HostKeys
+from fleet_controller.fleet_file.parsed_fleet import FleetReading, Layers
+from fleet_controller.job_file.argument_checks import OWN_VARIABLES, VARIABLE
+from fleet_controller.job_file.checks_launch import looks_secret, wrong_reference
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import WARNING, Finding
 
 _LABEL = re.compile(r"[A-Za-z_]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fleet_controller.spec import fleet_models as models
-from fleet_controller.spec.shape import Path, Shape, Words
+from fleet_controller.fleet_file import fleet_models as models
+from fleet_controller.yaml.file_format import Path, Shape, Words
 
 _SECRET_KEY = re.compile(r"pass?(word|phrase|wd)|(^|_)secret|private_key|become_pass", re.IGNORECASE)
 _SECTIONS: dict[Path, type[models.HostKeys]] = {

@@ -9,18 +9,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleet_controller.core.inventory import Inventory
-from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
-from fleet_controller.spec.faults import findings_of
-from fleet_controller.spec.findings import ERROR, Finding, FleetRejected, has_errors, in_order
-from fleet_controller.spec.fleet_checks import check_blocks
-from fleet_controller.spec.fleet_hosts import Known, check_hosts
-from fleet_controller.spec.fleet_layers import FleetReading
-from fleet_controller.spec.fleet_models import FleetFile
-from fleet_controller.spec.fleet_resolve import inventory
-from fleet_controller.spec.fleet_shape import FLEET
-from fleet_controller.spec.fleet_ssh import Paths
-from fleet_controller.spec.load import decoded
-from fleet_controller.spec.ssh_config import SshConfig, user_ssh_config
+from fleet_controller.fleet_file.build_inventory import inventory
+from fleet_controller.fleet_file.fleet_checks import check_blocks
+from fleet_controller.fleet_file.fleet_format import FLEET
+from fleet_controller.fleet_file.fleet_models import FleetFile
+from fleet_controller.fleet_file.host_entry_checks import Known, check_hosts
+from fleet_controller.fleet_file.parsed_fleet import FleetReading
+from fleet_controller.fleet_file.ssh_settings import Paths
+from fleet_controller.job_file.job_loader import decoded
+from fleet_controller.ssh.ssh_config import SshConfig, user_ssh_config
+from fleet_controller.yaml.document import LARGEST_BYTES, Document, Path, read_document
+from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected, has_errors, in_order
+from fleet_controller.yaml.pydantic_errors import findings_of
 from fleet_protos.errors import ConfigError
 
 _MENDINGS = 8  # mending one part can empty another

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from fleet_controller.spec.models import Deadline, Gpus, JobName, Labels, Name, Section, Text, Variables, or_nothing
+from fleet_controller.job_file.job_models import (
+    Deadline,
+    Gpus,
+    JobName,
+    Labels,
+    Name,
+    Section,
+    Text,
+    Variables,
+    or_nothing,
+)
+from fleet_controller.yaml.json_schema import json_schema_of
 
 USER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?$"
 CURRENCY_PATTERN = r"^[A-Z]{3}$"
@@ -166,3 +177,8 @@ class FleetFile(Section):
         default={}, description="group: {hosts: […], and any key of a host}."
     )
     hosts: Hosts = Field(default=(), description="Hosts of no group.")
+
+
+def fleet_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the file. It accepts all that the loader accepts; rules that span keys belong to `lint`."""
+    return json_schema_of(FleetFile, "benchfleet fleet")

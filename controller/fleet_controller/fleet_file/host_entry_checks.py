@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fleet_controller.core.inventory import AGENT_PORT, Ssh
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import INFO, Finding
-from fleet_controller.spec.fleet_layers import PLACEHOLDER, FleetReading, Layers
-from fleet_controller.spec.fleet_ranges import MOST_NAMES, BadRange
-from fleet_controller.spec.fleet_resolve import said_of
-from fleet_controller.spec.fleet_ssh import Note, Paths, reached
-from fleet_controller.spec.models import NAME_PATTERN
-from fleet_controller.spec.ssh_config import SshConfig
+from fleet_controller.fleet_file.build_inventory import said_of
+from fleet_controller.fleet_file.name_ranges import MOST_NAMES, BadRange
+from fleet_controller.fleet_file.parsed_fleet import PLACEHOLDER, FleetReading, Layers
+from fleet_controller.fleet_file.ssh_settings import Note, Paths, reached
+from fleet_controller.job_file.job_models import NAME_PATTERN
+from fleet_controller.ssh.ssh_config import SshConfig
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import INFO, Finding
 
 MOST_HOSTS = MOST_NAMES
 _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")

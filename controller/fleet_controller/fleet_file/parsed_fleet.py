@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_controller.spec.document import Document, Path, dotted
-from fleet_controller.spec.findings import ERROR, Finding
-from fleet_controller.spec.fleet_models import FleetFile, Group, Host, HostKeys
-from fleet_controller.spec.fleet_ranges import BadRange, expand
+from fleet_controller.fleet_file.fleet_models import FleetFile, Group, Host, HostKeys
+from fleet_controller.fleet_file.name_ranges import BadRange, expand
+from fleet_controller.yaml.document import Document, Path, dotted
+from fleet_controller.yaml.findings import ERROR, Finding
 
 PLACEHOLDER = "{name}"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet_controller.core.inventory import Ssh
-from fleet_controller.spec.findings import ERROR, INFO
-from fleet_controller.spec.quantities import read_duration
-from fleet_controller.spec.ssh_config import SshConfig
+from fleet_controller.ssh.ssh_config import SshConfig
+from fleet_controller.yaml.findings import ERROR, INFO
+from fleet_controller.yaml.quantities import read_duration
 
 _MOST_JUMPS = 8
 _JUMP = re.compile(r"(?:ssh://)?(?:([^@\s,]+)@)?(\[[0-9A-Fa-f:.]+\]|[^\s,@:\[\]]+)(?::([0-9]{1,5}))?/?")

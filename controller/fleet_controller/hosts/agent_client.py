@@ -14,19 +14,27 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
-from fleet_controller.core.claims import fault_of_self
-from fleet_controller.core.state import NO_SKEW, Clock
-from fleet_controller.hearing import Hearing
-from fleet_controller.report.values import HostFinding
+from fleet_controller.core.controller_api import HostFinding
+from fleet_controller.core.event_rules import fault_of_self
+from fleet_controller.core.trial_state import NO_SKEW, Clock
+from fleet_controller.hosts.event_validation import Hearing
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound, Superseded
+from fleet_protos.controller_epoch import Lease
+from fleet_protos.errors import (
+    Bug,
+    ConfigError,
+    Conflict,
+    FleetError,
+    HostUnreachable,
+    NotFound,
+    Superseded,
+)
 from fleet_protos.events import Event
-from fleet_protos.identity import TlsFiles
-from fleet_protos.lease import Lease
-from fleet_protos.tls import Line
-from fleet_protos.trial import Artifact, TrialSpec
+from fleet_protos.trial_types import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
+from fleet_transport.tls_client import Line
+from fleet_transport.tls_identity import TlsFiles
 
 _CALL_S = 15.0
 _LOAD_CALL_S = 5.0  # to a host that may have been cut a moment ago, while another one waits

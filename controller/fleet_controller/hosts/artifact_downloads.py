@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from fleet_controller.agents import AgentClient
-from fleet_controller.desk import Desk
+from fleet_controller.hosts.agent_client import AgentClient
+from fleet_controller.jobs.state_writer import Desk
 from fleet_protos.errors import FleetError, NotFound
-from fleet_protos.trial import Artifact
+from fleet_protos.trial_types import Artifact
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from fleet_controller.desk import Desk
-from fleet_controller.host import HostLine
-from fleet_controller.peers import Following, Peer
+from fleet_controller.hosts.host_connection import HostLine
+from fleet_controller.hosts.targets import Following, Peer
+from fleet_controller.jobs.state_writer import Desk
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,15 @@ from collections import Counter
 
 from google.protobuf import json_format
 
-from fleet_controller.core.claims import LARGEST_ATTEMPT_BYTES, LARGEST_EVENT_BYTES, believed, fault_of
+from fleet_controller.core.event_rules import (
+    LARGEST_ATTEMPT_BYTES,
+    LARGEST_EVENT_BYTES,
+    believed,
+    fault_of,
+)
 from fleet_protos.codec import from_proto
+from fleet_protos.escape import plain_line
 from fleet_protos.events import Event
-from fleet_protos.plain import plain_line
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)

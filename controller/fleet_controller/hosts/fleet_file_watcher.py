@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from fleet_controller.board import wait_for
 from fleet_controller.core.inventory import Inventory
-from fleet_controller.spec.fleet import load_fleet_file
+from fleet_controller.fleet_file.fleet_loader import load_fleet_file
+from fleet_controller.jobs.job_index import wait_for
 from fleet_protos.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from fleet_controller.core.health import HostRecord
-from fleet_controller.host import HostLine
-from fleet_controller.report.values import HostCheck, HostFinding
+from fleet_controller.core.controller_api import HostCheck, HostFinding
+from fleet_controller.core.quarantine import HostRecord
+from fleet_controller.hosts.host_connection import HostLine
 from fleet_protos import __version__
 from fleet_protos.errors import FleetError
 

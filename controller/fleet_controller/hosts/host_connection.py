@@ -9,24 +9,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.aftermath import Aftermath
-from fleet_controller.agents import AgentClient, AgentInfo
-from fleet_controller.board import closed, wait_for
+from fleet_controller.core.compatibility import clock_remark, not_understood
+from fleet_controller.core.controller_api import HostStatus
 from fleet_controller.core.gang import meeting_host, place_of, placed
+from fleet_controller.core.host_view import NOT_KNOWN, differences, gpus_of, labels_of
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.core.known import NOT_KNOWN, differences, gpus_of, labels_of
-from fleet_controller.core.permits import Permit
-from fleet_controller.core.state import Attempt, Trial
-from fleet_controller.core.terms import clock_remark, not_understood
-from fleet_controller.desk import Desk
-from fleet_controller.files import Files
-from fleet_controller.gathering import Gathering
-from fleet_controller.peers import LOCAL, Peer, Ways, direct_address
-from fleet_controller.report.values import HostStatus
+from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.artifact_downloads import Files
+from fleet_controller.hosts.load_cluster import Gathering
+from fleet_controller.hosts.reconcile import Aftermath
+from fleet_controller.hosts.targets import LOCAL, Peer, Ways, direct_address
+from fleet_controller.jobs.job_index import closed, wait_for
+from fleet_controller.jobs.state_writer import Desk
+from fleet_controller.planning.admission_preview import Permit
 from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, Conflict, ErrorKind, FleetError, HostUnreachable, LoadFailed, StoreUnusable, Superseded
-from fleet_protos.identity import agent_name
-from fleet_protos.trial import EngineKind, Outcome, Phase, TrialSpec
+from fleet_protos.errors import (
+    ConfigError,
+    Conflict,
+    ErrorKind,
+    FleetError,
+    HostUnreachable,
+    LoadFailed,
+    StoreUnusable,
+    Superseded,
+)
+from fleet_protos.trial_types import EngineKind, Outcome, Phase, TrialSpec
+from fleet_transport.tls_identity import agent_name
 
 log = logging.getLogger(__name__)
 

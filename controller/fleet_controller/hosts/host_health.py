@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet_controller.checking import check_line
+from fleet_controller.core.controller_api import HostStatus
 from fleet_controller.core.gang import place_of
-from fleet_controller.core.health import (
+from fleet_controller.core.quarantine import (
     PROBE_FIRST_S,
     HostRecord,
     after_attempt,
@@ -24,12 +24,12 @@ from fleet_controller.core.health import (
     state_of,
     undrain,
 )
-from fleet_controller.core.state import Trial
-from fleet_controller.core.waiting import Host, why_waits
-from fleet_controller.desk import Desk
-from fleet_controller.host import HostLine
-from fleet_controller.report.values import HostStatus
-from fleet_protos.trial import EngineKind, Outcome
+from fleet_controller.core.schedule_inputs import Host, why_waits
+from fleet_controller.core.trial_state import Trial
+from fleet_controller.hosts.host_checks import check_line
+from fleet_controller.hosts.host_connection import HostLine
+from fleet_controller.jobs.state_writer import Desk
+from fleet_protos.trial_types import EngineKind, Outcome
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from fleet_controller.board import JobOnBoard
-from fleet_controller.core.giving_up import CANCELLED_AFTER_S, GIVE_UP_AFTER_S, UNPLACED, GivenUp, cancelled, given_up
-from fleet_controller.core.state import Trial
-from fleet_controller.desk import Desk
-from fleet_controller.host import HostLine
+from fleet_controller.core.give_up import (
+    CANCELLED_AFTER_S,
+    GIVE_UP_AFTER_S,
+    UNPLACED,
+    GivenUp,
+    cancelled,
+    given_up,
+)
+from fleet_controller.core.trial_state import Trial
+from fleet_controller.hosts.host_connection import HostLine
+from fleet_controller.jobs.job_index import JobOnBoard
+from fleet_controller.jobs.state_writer import Desk
 
 log = logging.getLogger(__name__)
 

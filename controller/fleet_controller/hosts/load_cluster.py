@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
-from fleet_controller.agents import AgentClient, LoadPart
 from fleet_controller.core.gang import LOOPBACK
-from fleet_controller.core.lending import cores, lent_for_s
-from fleet_controller.trust.cluster import ClusterTrust
+from fleet_controller.hosts.agent_client import AgentClient, LoadPart
+from fleet_controller.pki.load_cluster_ca import ClusterTrust
+from fleet_controller.planning.load_host_assignment import cores, lent_for_s
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, LoadFailed
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 

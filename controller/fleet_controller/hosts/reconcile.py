@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from fleet_controller.agents import AgentClient, AgentInfo
-from fleet_controller.core.state import Attempt
-from fleet_controller.desk import Desk
-from fleet_controller.files import Files
+from fleet_controller.core.trial_state import Attempt
+from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.artifact_downloads import Files
+from fleet_controller.jobs.state_writer import Desk
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet_controller.core.inventory import FleetHost, Inventory
-from fleet_controller.peers import Following, Ways, direct_address, directly, peers
-from fleet_controller.trust.authority import Authority
+from fleet_controller.hosts.targets import Following, Ways, direct_address, directly, peers
+from fleet_controller.pki.authority import Authority
 from fleet_protos.errors import ConfigError
-from fleet_protos.identity import TlsFiles
-from fleet_protos.tls import is_local
+from fleet_transport.tls_client import is_local
+from fleet_transport.tls_identity import TlsFiles
 
 
 def following(addresses: Sequence[str], inventory: Inventory | None, trust: Path) -> Following:
@@ -41,7 +41,7 @@ async def reaching(follow: Following) -> AsyncIterator[Following]:
     if follow.file is None:
         yield follow
         return
-    from fleet_controller.deploy.tunnel import Tunnels
+    from fleet_controller.ssh.tunnel import Tunnels
 
     async with Tunnels() as tunnels:
 

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_controller.core.giving_up import GIVE_UP_AFTER_S
-from fleet_controller.core.health import PROBE_FIRST_S
+from fleet_controller.core.give_up import GIVE_UP_AFTER_S
 from fleet_controller.core.inventory import FleetHost, Inventory
+from fleet_controller.core.quarantine import PROBE_FIRST_S
 from fleet_protos.errors import HostUnreachable
-from fleet_protos.identity import TlsFiles
+from fleet_transport.tls_identity import TlsFiles
 
 Reach = Callable[[FleetHost], Awaitable[str]]  # HOST:PORT at which the agent answers now, a tunnel's end among them; raises FleetError
 Proofs = Callable[[str], TlsFiles | None]  # the controller's files for its line to a host; None: without TLS; raises ConfigError

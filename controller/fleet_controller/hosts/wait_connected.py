@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from fleet_controller.board import Board, wait_for
-from fleet_controller.core.choosing import Candidate
-from fleet_controller.host import HostLine
+from fleet_controller.hosts.host_connection import HostLine
+from fleet_controller.jobs.job_index import Board, wait_for
+from fleet_controller.planning.host_selection import Candidate
 from fleet_protos.errors import ConfigError, HostUnreachable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fleet_controller.pasted.entry import names_a_launch
+from fleet_controller.importers.entry_point import names_a_launch
 
 SHELL, COMPOSE, MANIFEST, DOCKERFILE, UNIT = "shell", "compose", "manifest", "dockerfile", "unit"
 _JOB = re.compile(r"^(?:apiVersion:\s*[\"']?benchfleet/|(?:engine|workloads|factors|measure|baseline)\s*:)", re.MULTILINE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fleet_controller.pasted.launch import Entry
-from fleet_controller.pasted.variables import Argument
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.launch_values import Entry
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
 _MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.server")

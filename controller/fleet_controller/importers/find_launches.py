@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from fleet_controller.pasted.docker import read_run
-from fleet_controller.pasted.entry import find_entry, names_a_launch, other_kind
-from fleet_controller.pasted.launch import Entry, Launch, Start
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.options import read_options
-from fleet_controller.pasted.script import Run, Script, inner_script, read_script
-from fleet_controller.pasted.slurm import container_of
-from fleet_controller.pasted.variables import Argument
-from fleet_controller.pasted.wrappers import removed_by, tell_wrappers, variables_of
+from fleet_controller.importers.entry_point import find_entry, names_a_launch, other_kind
+from fleet_controller.importers.server_options import read_options
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.shell.script import inner_script, read_script
+from fleet_controller.importers.sources.docker_run import read_run
+from fleet_controller.importers.sources.launch_values import Entry, Launch, Start, started
+from fleet_controller.importers.sources.srun_container import container_of
+from fleet_controller.importers.wrapper_programs import removed_by, tell_wrappers, variables_of
+from fleet_controller.yaml.finding_collector import Notes
 from fleet_knowledge.release import Release
 
 _DEEPEST = 4
@@ -29,15 +29,6 @@ _OTHER_PROGRAMS = {
     "bench": ("a benchmark client is left out: the job's workloads say what is sent", "write its load into `workloads`"),
     "vllm": ("a server of another engine is left out: a job launches SGLang", ""),
 }
-
-
-def starts_of_script(script: Script) -> list[Start]:
-    """What a shell script starts, in its order."""
-    return [_start(run) for run in script.runs]
-
-
-def _start(run: Run) -> Start:
-    return Start(run.words, run.line, run.env, None, run.redirections, run.end, run.within)
 
 
 def launches_of(starts: Iterable[Start], notes: Notes) -> list[Launch]:
@@ -72,7 +63,7 @@ def _opened(start: Start, notes: Notes, depth: int) -> Iterator[Start]:
     script = read_script(nested.text, notes, nested.line, start.env)
     _tell_surroundings(start, notes)
     for run in script.runs:
-        yield from _opened(replace(_start(run), box=start.box, place=start.place), notes, depth + 1)
+        yield from _opened(replace(started(run), box=start.box, place=start.place), notes, depth + 1)
 
 
 def _script_within(words: Sequence[Argument]) -> Argument | None:

@@ -7,23 +7,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet_controller.pasted.carried import Carried, carry, take_environment
-from fleet_controller.pasted.compose import starts_of_compose
-from fleet_controller.pasted.dockerfile import starts_of_dockerfile
-from fleet_controller.pasted.environment import is_meant, meant_for_server, read_environment
-from fleet_controller.pasted.job import JobText, write_job
-from fleet_controller.pasted.kinds import COMPOSE, DOCKERFILE, MANIFEST, SHELL, UNIT, kind_of, plain_text
-from fleet_controller.pasted.launch import Launch, Start
-from fleet_controller.pasted.lexer import LARGEST_CHARS
-from fleet_controller.pasted.manifest import starts_of_manifest
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.script import Script, read_script
-from fleet_controller.pasted.secrets import is_secret_name, masked, secret_texts
-from fleet_controller.pasted.starts import activated_python, launches_of, starts_of_script
-from fleet_controller.pasted.unit import starts_of_unit
-from fleet_controller.pasted.variables import Argument
-from fleet_controller.spec.findings import ERROR, Finding, JobRejected, has_errors, in_order
-from fleet_controller.spec.load import load_job
+from fleet_controller.importers.detect_format import (
+    COMPOSE,
+    DOCKERFILE,
+    MANIFEST,
+    SHELL,
+    UNIT,
+    kind_of,
+    plain_text,
+)
+from fleet_controller.importers.find_launches import activated_python, launches_of
+from fleet_controller.importers.job_draft import Carried, carry, take_environment
+from fleet_controller.importers.secret_masking import is_secret_name, masked, secret_texts
+from fleet_controller.importers.server_environment import (
+    is_meant,
+    meant_for_server,
+    read_environment,
+)
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.shell.lexer import LARGEST_CHARS
+from fleet_controller.importers.shell.script import Script, read_script
+from fleet_controller.importers.sources.compose import starts_of_compose
+from fleet_controller.importers.sources.dockerfile import starts_of_dockerfile
+from fleet_controller.importers.sources.kubernetes import starts_of_manifest
+from fleet_controller.importers.sources.launch_values import Launch, Start, starts_of_script
+from fleet_controller.importers.sources.systemd_unit import starts_of_unit
+from fleet_controller.importers.write_job import JobText, write_job
+from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.findings import ERROR, Finding, JobRejected, has_errors, in_order
 
 OK, EDIT, NO_LAUNCH, BROKEN = "ok", "edit", "no_launch_command", "error"
 _READERS = {COMPOSE: starts_of_compose, MANIFEST: starts_of_manifest, DOCKERFILE: starts_of_dockerfile, UNIT: starts_of_unit}

@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.pasted.docker import at_home
-from fleet_controller.pasted.environment import Environment
-from fleet_controller.pasted.launch import Box, Launch, Option
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.options import NO_VALUE
-from fleet_controller.pasted.secrets import holds_secret, is_maskable, is_secret_name, is_secret_option
-from fleet_controller.pasted.starts import image_version
-from fleet_controller.pasted.variables import Argument
-from fleet_knowledge.sglang.parallel import needed_gpus
+from fleet_controller.importers.find_launches import image_version
+from fleet_controller.importers.secret_masking import (
+    holds_secret,
+    is_maskable,
+    is_secret_name,
+    is_secret_option,
+)
+from fleet_controller.importers.server_environment import Environment
+from fleet_controller.importers.server_options import NO_VALUE
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.docker_run import at_home
+from fleet_controller.importers.sources.launch_values import Box, Launch, Option
+from fleet_controller.yaml.finding_collector import Notes
+from fleet_knowledge.sglang.parallelism import needed_gpus
 
 _DEFAULT_PORT = 30000
 _SEVERAL_HOSTS = ("nnodes", "node_rank", "dist_init_addr")

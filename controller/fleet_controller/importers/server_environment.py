@@ -6,14 +6,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.secrets import is_secret
-from fleet_controller.pasted.variables import Argument
-from fleet_knowledge.nccl.remarks import files_needed
-from fleet_knowledge.nccl.variables import find
+from fleet_controller.importers.secret_masking import is_secret
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.kubernetes import GROUP_SIZE
+from fleet_controller.yaml.finding_collector import Notes
+from fleet_knowledge.nccl.variable_checks import files_needed
+from fleet_knowledge.nccl.variables.known_variables import find
 
 SECRET = "secret://"
-GROUP_SIZE = "LWS_GROUP_SIZE"  # set by the operator of a LeaderWorkerSet, for the command line
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 _OF_THE_SHELL = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "DISPLAY", "SHLVL", "PS1", "IFS", "MAIL"})
 _OF_THE_LAUNCHER = frozenset({

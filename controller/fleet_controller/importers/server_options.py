@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_controller.pasted.launch import Option
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.launch_values import Option
+from fleet_controller.yaml.finding_collector import Notes
 from fleet_knowledge.release import Release
 from fleet_knowledge.sglang.arguments import arguments, is_negatable, spell
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fleet_knowledge.sglang.sweep import SweepPoint, servers
+from fleet_knowledge.sglang.speculation.sweep_notation import SweepPoint, servers
 
 _JOB = """\
 # A job made of the sweep {sweep}

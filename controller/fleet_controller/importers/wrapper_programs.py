@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument
-from fleet_controller.spec.findings import INFO, WARNING
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.findings import INFO, WARNING
 
 _STARTED = "the agent starts the server itself, in a session of its own"
 _PLACED = "the agent binds the server by the host's topology where engine.cpu_binding says so"

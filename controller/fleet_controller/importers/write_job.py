@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.pasted.carried import Carried
-from fleet_controller.pasted.launch import Box
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.template import WORKLOADS_AND_MEASURE
+from fleet_controller.importers.job_draft import Carried
+from fleet_controller.importers.sources.launch_values import Box
+from fleet_controller.job_file.job_template import WORKLOADS_AND_MEASURE
+from fleet_controller.yaml.findings import Finding
 
 _PLAIN = re.compile(r"[A-Za-z_/~][A-Za-z0-9_./~@+-]*(?::[A-Za-z0-9_./~@+-]+)*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"})

@@ -6,15 +6,23 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.spec.checks_unfilled import is_unfilled
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.checks_unfilled import is_unfilled
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.arguments import NEWEST_READ, Argument, Spelling, arguments, nearest, newest, spell
-from fleet_knowledge.sglang.numbers import COUNTED, NUMBER, WHOLE, numbers, takes
-from fleet_knowledge.sglang.releases import Holds, of_image
-from fleet_knowledge.sglang.renamed import RETIRED
+from fleet_knowledge.sglang.arguments import (
+    NEWEST_READ,
+    Argument,
+    Spelling,
+    arguments,
+    nearest,
+    newest,
+    spell,
+)
+from fleet_knowledge.sglang.numeric_arguments import COUNTED, NUMBER, WHOLE, numbers, takes
+from fleet_knowledge.sglang.retired_arguments import RETIRED
+from fleet_knowledge.sglang_releases import Holds, of_image
 
 _ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -9,14 +9,14 @@ from math import inf
 from pathlib import Path as FilePath
 from typing import Final
 
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.models import Requests, Workload
-from fleet_controller.spec.prompts import FILE
-from fleet_controller.spec.reading import Reading
-from fleet_controller.spec.sources import BadSource, read_prompts, read_trace
+from fleet_controller.job_file.job_models import Requests, Workload
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.job_file.prompt_kinds import FILE
+from fleet_controller.job_file.workload_files import BadSource, read_prompts, read_trace
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import Finding
 from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, Prompts, Trace, pack, unpack
-from fleet_protos.trial import AttachedFile
+from fleet_protos.trial_types import AttachedFile
 
 TRACE: Final = "trace"
 PROMPTS: Final = "prompts"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from fleet_protos.trial import AttachedFile
+from fleet_protos.trial_types import AttachedFile
 
 _BEGIN: Final = "# Files of this job as fleetctl packed them; not for editing."
 _LINE: Final = re.compile(r'^# file ("(?:[^"\\]|\\.)*") ([0-9a-f]{64}) ([A-Za-z0-9+/]+=*)$')

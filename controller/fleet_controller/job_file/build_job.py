@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from fleet_controller.core.job import HostChoice, Job, Level, LoadChoice
-from fleet_controller.spec import models
-from fleet_controller.spec.arguments import normalise
-from fleet_controller.spec.document import Document, Path, dotted
-from fleet_controller.spec.named_files import PROMPTS, TRACE, NamedFiles, name_of, taken
-from fleet_controller.spec.prompts import DEFAULT, FILE, RANDOM, RANDOM_ON_WIRE
+from fleet_controller.job_file import job_models
+from fleet_controller.job_file.attached_files import PROMPTS, TRACE, NamedFiles, name_of, taken
+from fleet_controller.job_file.prompt_kinds import DEFAULT, FILE, RANDOM, RANDOM_ON_WIRE
+from fleet_controller.job_file.sglang_arguments import normalise
+from fleet_controller.yaml.document import Document, Path, dotted
 from fleet_protos.attachment import Trace
-from fleet_protos.trial import (
+from fleet_protos.trial_types import (
     Container,
     EngineKind,
     EngineSpec,
@@ -34,7 +34,7 @@ _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after
 _DEFAULT_RUNS_MAX = 20
 
 
-def resolve(file: models.JobFile, document: Document, named: NamedFiles) -> Job:
+def resolve(file: job_models.JobFile, document: Document, named: NamedFiles) -> Job:
     """The job that `file` means; a workload whose file could not be had is left out."""
     runs = file.measure.runs
     return Job(
@@ -69,13 +69,13 @@ def _listed(document: Document) -> Iterator[Path]:
     return (path for path in document.values if path and isinstance(path[-1], int))
 
 
-def _load(load: models.Load | None) -> LoadChoice | None:
+def _load(load: job_models.Load | None) -> LoadChoice | None:
     if load is None:
         return None
     return LoadChoice(HostChoice(load.hosts.names, load.hosts.labels), load.shards or 0)
 
 
-def _engine(file: models.JobFile) -> EngineSpec:
+def _engine(file: job_models.JobFile) -> EngineSpec:
     engine = file.engine
     return EngineSpec(
         kind=_KIND[engine.kind],
@@ -97,7 +97,7 @@ def _engine(file: models.JobFile) -> EngineSpec:
     )
 
 
-def _container(container: models.Container | None) -> Container:
+def _container(container: job_models.Container | None) -> Container:
     if container is None:
         return Container()
     return Container(
@@ -109,17 +109,17 @@ def _container(container: models.Container | None) -> Container:
     )
 
 
-def _level(level: models.Level) -> Level:
+def _level(level: job_models.Level) -> Level:
     return Level(normalise(level.args), dict(level.env), _knobs(level.simulation))
 
 
-def _knobs(simulation: models.Simulation | None) -> Mapping[str, Any]:
+def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
     """The knobs that were written, by the names of `Simulation`."""
     written = simulation.model_fields_set if simulation else set()
-    return {_SIMULATION_FIELD.get(name, name): getattr(simulation, name) for name in models.Simulation.model_fields if name in written}
+    return {_SIMULATION_FIELD.get(name, name): getattr(simulation, name) for name in job_models.Simulation.model_fields if name in written}
 
 
-def _cells(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[Workload]:
+def _cells(name: str, workload: job_models.Workload, named: NamedFiles) -> Iterator[Workload]:
     """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no list was written."""
     if workload.trace is not None:
         yield from _replayed(name, workload, named)
@@ -146,7 +146,7 @@ def _cells(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[
         yield replace(_cell(cell, workload, named), concurrency=count, requests=requests)
 
 
-def _searched(cell: Workload, workload: models.Workload, written: models.Search) -> Workload:
+def _searched(cell: Workload, workload: job_models.Workload, written: job_models.Search) -> Workload:
     """Neither a concurrency nor a rate, which each run has: an agent from before searches refuses such a load."""
     search = Search(written.of, float(written.from_), float(written.to), written.within, written.goodput)
     if written.of == "rate":
@@ -154,7 +154,7 @@ def _searched(cell: Workload, workload: models.Workload, written: models.Search)
     return replace(cell, search=search, requests=workload.requests or 0)
 
 
-def _replayed(name: str, workload: models.Workload, named: NamedFiles) -> Iterator[Workload]:
+def _replayed(name: str, workload: job_models.Workload, named: NamedFiles) -> Iterator[Workload]:
     file = name_of(TRACE, workload.trace or "")
     trace, speed = named.contents.get(file), workload.speed or 1.0
     if isinstance(trace, Trace):
@@ -167,7 +167,7 @@ def _replayed(name: str, workload: models.Workload, named: NamedFiles) -> Iterat
         yield replace(cell, trace=ref, speed=speed, requests=len(part.at_ms), duration_s=duration_s, prompts=prompts)
 
 
-def _arrivals(workload: models.Workload) -> Mapping[str, Any]:
+def _arrivals(workload: job_models.Workload) -> Mapping[str, Any]:
     return {"arrivals": workload.arrivals or "poisson", "burstiness": workload.burstiness or 0.0}
 
 
@@ -176,8 +176,8 @@ def default_requests(concurrency: int) -> int:
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
 
-def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
-    slo, parts = workload.slo or models.Slo(), workload.mix or ()
+def _cell(name: str, workload: job_models.Workload, named: NamedFiles) -> Workload:
+    slo, parts = workload.slo or job_models.Slo(), workload.mix or ()
     mix = tuple(Part(weight=part.weight, **_asked(part, named)) for part in parts)
     if not mix and workload.trace is None and (workload.sessions or workload.shared_prefix or workload.cache in ("flush", "shared")):
         mix = (Part(**_asked(workload, named)),)  # an agent from before these keys refuses a mixture, and would not see the keys
@@ -195,7 +195,7 @@ def _cell(name: str, workload: models.Workload, named: NamedFiles) -> Workload:
     )
 
 
-def _asked(requests: models.Requests, named: NamedFiles) -> dict[str, Any]:
+def _asked(requests: job_models.Requests, named: NamedFiles) -> dict[str, Any]:
     """What a workload and a part of a mixture have in common."""
     shared = requests.shared_prefix
     return {
@@ -216,7 +216,7 @@ def _prompts(written: str, named: NamedFiles) -> str:
     return RANDOM_ON_WIRE if written == RANDOM else written
 
 
-def _lengths(written: int | models.Lengths | None) -> Lengths:
+def _lengths(written: int | job_models.Lengths | None) -> Lengths:
     if written is None or isinstance(written, int):
         return Lengths()
     if written.uniform is not None:

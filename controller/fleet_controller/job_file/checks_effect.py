@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleet_controller.core.arms import Twin, twins
-from fleet_controller.spec.findings import WARNING, Finding
-from fleet_controller.spec.variants import Arms, level_path, told
+from fleet_controller.job_file.variant_checks import Arms, level_path, told
+from fleet_controller.planning.equivalence import Twin, twins
+from fleet_controller.yaml.findings import WARNING, Finding
 from fleet_knowledge.sglang import environment
 
 

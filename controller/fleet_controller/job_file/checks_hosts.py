@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet_controller.spec.findings import WARNING, Finding
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.findings import WARNING, Finding
 
 _PATH = ("hosts", "share")
 

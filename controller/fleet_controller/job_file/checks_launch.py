@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fleet_controller.spec.checks_arguments import layers
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import WARNING, Finding
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.argument_checks import layers
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import WARNING, Finding
 
 _OF_SGLANG = ("container", "entry")
 _SCHEME = "secret://"

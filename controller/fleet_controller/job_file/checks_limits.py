@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.variants import Arms, told
-from fleet_knowledge.sglang import limits
+from fleet_controller.job_file.variant_checks import Arms, told
+from fleet_controller.yaml.findings import Finding
+from fleet_knowledge.sglang import server_limits
 
 
 def check(arms: Arms) -> Iterator[Finding]:
     """What to tell about the limits of all variants."""
-    yield from told(arms, (limits.remarks,))
+    yield from told(arms, (server_limits.remarks,))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from fleet_controller.spec.arguments import normalise
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import WARNING, Finding
-from fleet_controller.spec.models import Requests, Workload
-from fleet_controller.spec.prompts import BUILTIN_PROMPTS, FILE, PREFIX, RANDOM
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.job_models import Requests, Workload
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.job_file.prompt_kinds import BUILTIN_PROMPTS, FILE, PREFIX, RANDOM
+from fleet_controller.job_file.sglang_arguments import normalise
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import WARNING, Finding
 
 _LOOPS = "random prompts make degenerate text: its output loops, and a draft guesses loops well, so acceptance looks better than it is"
 _FORCE = "write prompts of people, or `force_random: true` if the speed of random ones is what you want to know"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.models import Search, Workload
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.job_models import Search, Workload
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import Finding
 
 _CODE = "bad_search"
 

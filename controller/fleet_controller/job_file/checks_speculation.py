@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.variants import Arms, told
-from fleet_knowledge.sglang import speculation
-from fleet_knowledge.sglang.algorithms import is_eagle3_config, names_eagle3
-from fleet_knowledge.sglang.remark import ERROR, Configuration, Remark
-from fleet_knowledge.sglang.settled import ALGORITHM, DRAFT, canonical
+from fleet_controller.job_file.variant_checks import Arms, told
+from fleet_controller.yaml.findings import Finding
+from fleet_knowledge.configuration import ERROR, Configuration, Remark
+from fleet_knowledge.sglang.speculation import speculation_rules
+from fleet_knowledge.sglang.speculation.algorithms import is_eagle3_config, names_eagle3
+from fleet_knowledge.sglang.speculation.resolved_arguments import ALGORITHM, DRAFT, canonical
 
 _LARGEST_CONFIG_BYTES = 1 << 20
 
 
 def check(arms: Arms) -> Iterator[Finding]:
     """What to tell about the speculation of all variants."""
-    yield from told(arms, (speculation.remarks, draft_config))
+    yield from told(arms, (speculation_rules.remarks, draft_config))
 
 
 def draft_config(asked: Configuration) -> Iterator[Remark]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import Finding
 
 _UNFILLED = re.compile(r"\$\{[A-Za-z_]\w*\}|\$[A-Z_][A-Z0-9_]*(?![A-Za-z0-9_])|^\$[@*\d]$")
 

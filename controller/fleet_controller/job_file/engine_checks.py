@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import INFO, Finding
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import INFO, Finding
 
 _LAUNCH_KEYS = (
     "python", "container", "entry", "cpu_binding", "nodes", "phase_timeouts", "proof", "gpus", "args", "env", "stop_timeout", "simulation",

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Variant
-from fleet_controller.spec import (
-    checks_arguments,
+from fleet_controller.job_file import (
+    argument_checks,
     checks_effect,
-    checks_engine,
     checks_hosts,
     checks_launch,
     checks_limits,
     checks_nccl,
     checks_parallel,
     checks_speculation,
-    checks_workloads,
+    engine_checks,
+    workload_checks,
 )
-from fleet_controller.spec.checks_unfilled import check_unfilled
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import INFO, WARNING, Finding
-from fleet_controller.spec.reading import Reading
-from fleet_controller.spec.variants import Arms
+from fleet_controller.job_file.checks_unfilled import check_unfilled
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.job_file.variant_checks import Arms
+from fleet_controller.planning.plan import Variant
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import INFO, WARNING, Finding
 
 
 def check(reading: Reading) -> Iterator[Finding]:
@@ -105,10 +105,10 @@ def _launches(reading: Reading) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
-    checks_engine.check_kind,
-    checks_engine.check_levels,
-    checks_arguments.check_arguments,
-    checks_arguments.check_variables,
+    engine_checks.check_kind,
+    engine_checks.check_levels,
+    argument_checks.check_arguments,
+    argument_checks.check_variables,
     checks_nccl.check_variables,
     checks_launch.check_container,
     checks_launch.check_secrets,
@@ -117,7 +117,7 @@ _RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     _baseline_names,
     _baseline_default,
     _exclude_names,
-    checks_workloads.check,
+    workload_checks.check,
     _runs_order,
     _launches,
 )

@@ -9,16 +9,24 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import make_variants, variant_findings
-from fleet_controller.spec.attached import joined, split
-from fleet_controller.spec.checks import check, check_variants
-from fleet_controller.spec.document import LARGEST_BYTES, Document, Path, read_document
-from fleet_controller.spec.faults import findings_of
-from fleet_controller.spec.findings import ERROR, Finding, JobRejected, Rejected, has_errors, in_order
-from fleet_controller.spec.models import JobFile
-from fleet_controller.spec.named_files import Places, find_files
-from fleet_controller.spec.reading import Reading
-from fleet_controller.spec.resolve import resolve
+from fleet_controller.job_file.attached_files import Places, find_files
+from fleet_controller.job_file.attached_text import joined, split
+from fleet_controller.job_file.build_job import resolve
+from fleet_controller.job_file.job_checks import check, check_variants
+from fleet_controller.job_file.job_format import JOB
+from fleet_controller.job_file.job_models import JobFile
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.planning.plan import make_variants, variant_findings
+from fleet_controller.yaml.document import LARGEST_BYTES, Document, Path, read_document
+from fleet_controller.yaml.findings import (
+    ERROR,
+    Finding,
+    JobRejected,
+    Rejected,
+    has_errors,
+    in_order,
+)
+from fleet_controller.yaml.pydantic_errors import findings_of
 from fleet_protos.attachment import LARGEST_PACKED
 from fleet_protos.errors import ConfigError
 
@@ -134,7 +142,7 @@ def _read_models(document: Document) -> tuple[Reading, list[Finding]]:
         try:
             return Reading(document, JobFile.model_validate(value), frozenset(broken)), found
         except ValidationError as error:
-            told = list(findings_of(error, replace(document, value=value)))
+            told = list(findings_of(error, replace(document, value=value), JOB))
         found = found or [finding for _, finding in told if finding]
         broken.update(path for path, _ in told)
         for path, _ in told:

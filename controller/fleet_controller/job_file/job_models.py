@@ -6,10 +6,26 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, StringConstraints, Tag, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
-from fleet_controller.spec.quantities import DURATION_PATTERN, RATIO_PATTERN, read_duration, read_ratio
+from fleet_controller.yaml.json_schema import json_schema_of
+from fleet_controller.yaml.quantities import (
+    DURATION_PATTERN,
+    RATIO_PATTERN,
+    read_duration,
+    read_ratio,
+)
 
 API_VERSION = "benchfleet/v1"
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
@@ -397,3 +413,8 @@ class JobFile(Section):
     hosts: Hosts = Field(default=Hosts(), description="Where.")
     load: Load | None = Field(default=None, description="Load from other hosts; default: from the server's own.")
     priority: Priority = Field(default=0, description="Higher goes first, -100 to 100; nothing that runs is cut short for it.")
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the file. It accepts all that the loader accepts; rules that span keys belong to `lint`."""
+    return json_schema_of(JobFile, "benchfleet job")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.spec.document import Document, Path, dotted
-from fleet_controller.spec.findings import ERROR, Finding
-from fleet_controller.spec.models import JobFile
+from fleet_controller.job_file.job_models import JobFile
+from fleet_controller.yaml.document import Document, Path, dotted
+from fleet_controller.yaml.findings import ERROR, Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
-from fleet_controller.core.arms import Twin, exclusions, pruned, twins
-from fleet_controller.core.plan import make_variants
-from fleet_controller.spec.attached import joined, split
-from fleet_controller.spec.load import LoadedJob, load_job
+from fleet_controller.job_file.attached_text import joined, split
+from fleet_controller.job_file.job_loader import LoadedJob, load_job
+from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
+from fleet_controller.planning.plan import make_variants
 from fleet_protos.errors import ConfigError
 
 _WIDEST_LINE = 4096

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet_controller.core.arms import configuration
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Variant
-from fleet_controller.spec.arguments import spell
-from fleet_controller.spec.checks_arguments import layers
-from fleet_controller.spec.document import Path
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.reading import Reading
-from fleet_knowledge.sglang.remark import Configuration, Remark
+from fleet_controller.job_file.argument_checks import layers
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.job_file.sglang_arguments import spell
+from fleet_controller.planning.equivalence import configuration
+from fleet_controller.planning.plan import Variant
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.findings import Finding
+from fleet_knowledge.configuration import Configuration, Remark
 
 Rule = Callable[[Configuration], Iterable[Remark]]
 _Key = tuple[Path, str, str, str, str]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from fleet_controller.spec import checks_prompts, checks_search
-from fleet_controller.spec.document import Path, dotted
-from fleet_controller.spec.findings import Finding
-from fleet_controller.spec.models import Lengths, Requests, Workload
-from fleet_controller.spec.named_files import kinds
-from fleet_controller.spec.reading import Reading
+from fleet_controller.job_file import checks_prompts, checks_search
+from fleet_controller.job_file.attached_files import kinds
+from fleet_controller.job_file.job_models import Lengths, Requests, Workload
+from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.yaml.document import Path, dotted
+from fleet_controller.yaml.findings import Finding
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
 

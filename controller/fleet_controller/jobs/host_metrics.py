@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from fleet_controller.core.health import STATES
-from fleet_protos.metrics import PROM_HOSTS
+from fleet_controller.core.quarantine import STATES
+from fleet_protos.metric_names import PROM_HOSTS
 
 
 class HostSeries:

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from fleet_controller.core.controller_api import JobChange, JobDetail, JobSummary, TrialStatus
 from fleet_controller.core.fairness import Account
 from fleet_controller.core.gang import as_one, folded, member_id, place_of, to_end
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.plan import placed_on
-from fleet_controller.core.schedule import NotAgain, Start, left_s, not_again
-from fleet_controller.core.state import Attempt, Trial, is_over, job_state
-from fleet_controller.core.waiting import Waiting
-from fleet_controller.queued import Queued
-from fleet_controller.report.values import JobChange, JobDetail, JobSummary, TrialStatus
+from fleet_controller.core.schedule_inputs import Waiting
+from fleet_controller.core.scheduler import NotAgain, Start, left_s, not_again
+from fleet_controller.core.trial_state import Attempt, Trial, is_over, job_state
+from fleet_controller.jobs.waiting_index import Queued
+from fleet_controller.planning.plan import placed_on
 from fleet_controller.store.store import JobRow
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial import Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 
 class JobOnBoard:

@@ -6,8 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from fleet_controller.board import detail, status, summary
-from fleet_controller.report.values import HostCheck, HostStatus, JobChange, JobDetail, JobSummary, Results, TrialDetail
+from fleet_controller.core.controller_api import (
+    HostCheck,
+    HostStatus,
+    JobChange,
+    JobDetail,
+    JobSummary,
+    Results,
+    TrialDetail,
+)
+from fleet_controller.jobs.job_index import detail, status, summary
 from fleet_controller.store.store import Store
 from fleet_protos.errors import HostUnreachable, NotFound
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from fleet_controller.board import Board, JobOnBoard
 from fleet_controller.core.gang import folded, place_of
-from fleet_controller.core.health import HostRecord
-from fleet_controller.core.state import NO_SKEW, Attempt, Clock, Trial
-from fleet_controller.metrics import HostSeries
+from fleet_controller.core.quarantine import HostRecord
+from fleet_controller.core.trial_state import NO_SKEW, Attempt, Clock, Trial
+from fleet_controller.jobs.host_metrics import HostSeries
+from fleet_controller.jobs.job_index import Board, JobOnBoard
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos.errors import StoreUnusable
 from fleet_protos.events import Event, ServerProgressed
-from fleet_protos.exposition import RunSeries
-from fleet_protos.trial import Artifact, TrialSpec
+from fleet_protos.prometheus_series import RunSeries
+from fleet_protos.trial_types import Artifact, TrialSpec
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from fleet_controller.core.state import Trial
-from fleet_controller.core.waiting import Block
+from fleet_controller.core.schedule_inputs import Block
+from fleet_controller.core.trial_state import Trial
 
 
 class Queued:

@@ -18,16 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_controller.trust import folder as files
-from fleet_controller.trust.expiry import RENEW_BEFORE_S, Expiring
-from fleet_controller.trust.ledger import Entry, Ledger, ledger_text, read_ledger
-from fleet_protos.certificate import Certificate, certificates
+from fleet_controller.pki import trust_folder as files
+from fleet_controller.pki.expiry import RENEW_BEFORE_S, Expiring
+from fleet_controller.pki.issued_certificates import Entry, Ledger, ledger_text, read_ledger
 from fleet_protos.errors import ConfigError, Conflict, NotFound
-from fleet_protos.identity import CONTROLLER_NAME, NAME, Role, TlsFiles, agent_name
-from fleet_protos.revoked import Revocation, read_revoked, revoked_text
+from fleet_transport.certificate import Certificate, certificates
+from fleet_transport.revocation_list import Revocation, read_revoked, revoked_text
+from fleet_transport.tls_identity import CONTROLLER_NAME, NAME, Role, TlsFiles, agent_name
 
 if TYPE_CHECKING:
-    from fleet_controller.trust.certify import Issued
+    from fleet_controller.pki.certificate_builder import Issued
 
 _PINS = 4  # of one host: its newest, and those that a deploy which did not come to its end may have left there
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
@@ -220,7 +220,7 @@ class Authority:
 
     def begin_replacing(self) -> None:
         """A new authority beside the one in use: it issues from now on, both are trusted. Raises Conflict when that was begun before."""
-        from fleet_controller.trust.certify import make_authority
+        from fleet_controller.pki.certificate_builder import make_authority
 
         with self._alone():
             self._drop_spare()
@@ -251,7 +251,7 @@ class Authority:
 
     def _issuing_pem(self) -> bytes:
         """The certificate whose key is ca.key."""
-        from fleet_controller.trust.certify import fits
+        from fleet_controller.pki.certificate_builder import fits
 
         key = self._key()
         try:
@@ -278,7 +278,7 @@ class Authority:
             files.write(self.folder / "ca.crt", b"".join(pems[pems.index(issuing) :]), private=False)
 
     def _issue(self, role: Role, name: str, dns_name: str, addresses: tuple[str, ...] = ()) -> Issued:
-        from fleet_controller.trust.certify import Issued, Subject, make_certificate
+        from fleet_controller.pki.certificate_builder import Issued, Subject, make_certificate
 
         authority, now = self._issuing_pem(), _now()
         try:

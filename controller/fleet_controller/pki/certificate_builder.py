@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleet_protos.identity import Role, role_uri
+from fleet_transport.tls_identity import Role, role_uri
 
 SKEW = timedelta(days=1)
 AUTHORITY_LIFE = timedelta(days=3650)

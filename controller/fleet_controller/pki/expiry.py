@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_protos.refusals import day
+from fleet_transport.tls_errors import day
 
 RENEW_BEFORE_S = 30 * 86400
 

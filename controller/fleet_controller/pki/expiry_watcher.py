@@ -8,10 +8,10 @@ import time
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.expiry import warning
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.expiry import warning
 from fleet_protos.errors import FleetError
-from fleet_protos.metrics import PROM_CERTIFICATE_EXPIRES
+from fleet_protos.metric_names import PROM_CERTIFICATE_EXPIRES
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet_controller.trust import folder as files
-from fleet_controller.trust.authority import Authority, lock_of
-from fleet_controller.trust.certify import Issued, Subject, make_authority, make_certificate
-from fleet_controller.trust.ledger import Entry, Ledger, ledger_text
-from fleet_protos.certificate import certificates
-from fleet_protos.identity import CONTROLLER_NAME, Role
-from fleet_protos.revoked import revoked_text
+from fleet_controller.pki import trust_folder as files
+from fleet_controller.pki.authority import Authority, lock_of
+from fleet_controller.pki.certificate_builder import (
+    Issued,
+    Subject,
+    make_authority,
+    make_certificate,
+)
+from fleet_controller.pki.issued_certificates import Entry, Ledger, ledger_text
+from fleet_transport.certificate import certificates
+from fleet_transport.revocation_list import revoked_text
+from fleet_transport.tls_identity import CONTROLLER_NAME, Role
 
 
 def establish(folder: Path, user: str, *, replace: bool = False) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fleet_protos.identity import Role
+from fleet_transport.tls_identity import Role
 
 VERSION = 1
 KEPT_S = 86400 * 30  # how long an expired certificate is remembered

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleet_controller.trust.certify import SKEW, Issued, make_authority
+from fleet_controller.pki.certificate_builder import SKEW, Issued, make_authority
 
 LIFE: Final = timedelta(days=3)  # longer than any attempt may take
 

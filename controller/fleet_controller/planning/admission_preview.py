@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_knowledge.rights.paths import climbs, matches
-from fleet_protos.trial import EngineKind, EngineSpec
+from fleet_knowledge.security.path_patterns import climbs, matches
+from fleet_protos.trial_types import EngineKind, EngineSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet_controller.core.estimate import busy_seconds
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Plan
+from fleet_controller.planning.estimate import busy_seconds
+from fleet_controller.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

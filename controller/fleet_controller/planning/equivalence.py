@@ -8,12 +8,12 @@ from itertools import chain
 from typing import Any
 
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Variant
+from fleet_controller.planning.plan import Variant
+from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.effect import Effective, effective
-from fleet_knowledge.sglang.releases import of_image
-from fleet_knowledge.sglang.remark import Configuration
-from fleet_protos.trial import EngineKind, EngineSpec
+from fleet_knowledge.sglang.effective_configuration import Effective, effective
+from fleet_knowledge.sglang_releases import of_image
+from fleet_protos.trial_types import EngineKind, EngineSpec
 
 
 @dataclass(frozen=True, slots=True)

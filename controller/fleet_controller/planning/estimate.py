@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 
 from fleet_controller.core.job import Job
-from fleet_controller.core.plan import Plan, PlannedTrial, has_witness
-from fleet_protos.trial import EngineKind, EngineSpec, Workload
+from fleet_controller.planning.plan import Plan, PlannedTrial, has_witness
+from fleet_protos.trial_types import EngineKind, EngineSpec, Workload
 
 # Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of an 8-GPU host shows (62.9 tok/s).
 _READY_S = {EngineKind.SGLANG: 300.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from fleet_controller.core.job import Job
-from fleet_controller.spec.findings import ERROR, Finding
+from fleet_controller.yaml.findings import ERROR, Finding
 
 _MOST_SHOWN = 8
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleet_controller.core.choosing import Candidate
 from fleet_controller.core.gang import hold_limit_s
 from fleet_controller.core.job import Job
-from fleet_controller.spec.findings import ERROR, Finding
-from fleet_protos.trial import LoadPlan, TrialSpec
+from fleet_controller.planning.host_selection import Candidate
+from fleet_controller.yaml.findings import ERROR, Finding
+from fleet_protos.trial_types import LoadPlan, TrialSpec
 
 _MARGIN_S = 600.0  # for gathering, preparing and collecting
 

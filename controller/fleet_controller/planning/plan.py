@@ -13,10 +13,10 @@ from typing import Any
 
 from fleet_controller.core.gang import hold_limit_s, member_specs
 from fleet_controller.core.job import Job, Level
-from fleet_controller.core.proof import wants_witness
-from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding, has_errors
-from fleet_knowledge.sglang.parallel import needed_gpus
-from fleet_protos.trial import EngineKind, EngineSpec, LoadPlan, TrialSpec
+from fleet_controller.planning.witness_policy import wants_witness
+from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding, has_errors
+from fleet_knowledge.sglang.parallelism import needed_gpus
+from fleet_protos.trial_types import EngineKind, EngineSpec, LoadPlan, TrialSpec
 
 MOST_TRIALS = 10_000
 MOST_FILE_BYTES = 256 << 20  # of all trials of a job together, in the store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet_controller.core.job import Job
-from fleet_protos.trial import EngineKind, EngineSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec
 
 _PREFIXES = ("NCCL_", "RCCL_", "MSCCL")
 # Arguments of server_args.py 0.4.1 - 0.5.23 that choose what carries a collective.

@@ -7,11 +7,11 @@ from typing import Any
 
 from fleet_controller.analysis import statistics
 from fleet_controller.analysis.compare import SIMULATED, Comparison, Row
-from fleet_controller.analysis.limits import Limit
+from fleet_controller.analysis.slo_limits import Limit
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
 from fleet_controller.report.table import Table, as_csv, as_markdown
-from fleet_protos.metrics import (
+from fleet_protos.metric_names import (
     HIGHER_IS_BETTER,
     HIGHEST_CONCURRENCY,
     HIGHEST_RATE,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.figures import recognise as recognise_figures
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host import recognise as recognise_host
-from fleet_knowledge.log.diagnosis import UNKNOWN, Diagnosis
+from fleet_knowledge.server_log.diagnosis.diagnosis import UNKNOWN, Diagnosis
+from fleet_knowledge.sglang_metrics import recognise as recognise_figures
 
 SERVER_LOG, NCCL_LOG, TEXT = "server_log", "nccl_log", "text"
 _LOGS = (SERVER_LOG, NCCL_LOG, TEXT)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fleet_controller.report.values import TrialStatus
-from fleet_knowledge.failures import FAILURES
+from fleet_controller.core.controller_api import TrialStatus
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.events import Event, ServerFailed
-from fleet_protos.trial import Outcome
+from fleet_protos.trial_types import Outcome
 
 _CLASSES_SHOWN = 8
 

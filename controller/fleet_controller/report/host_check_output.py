@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fleet_controller.core.controller_api import HostCheck
 from fleet_controller.report.table import Table
-from fleet_controller.report.values import HostCheck
 
 JSON_VERSION = 1
 

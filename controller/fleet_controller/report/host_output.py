@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from fleet_controller.core.controller_api import HostStatus
+from fleet_controller.pki.expiry import Expiring, warning
 from fleet_controller.report.table import Table
-from fleet_controller.report.values import HostStatus
-from fleet_controller.trust.expiry import Expiring, warning
 
 JSON_VERSION = 1
 _CLOCK_TOLD_S = 1.0  # below it the difference may be the way there and back

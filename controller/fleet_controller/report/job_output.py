@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fleet_controller.analysis.launches import StoredRun, without_warm_up
-from fleet_controller.report.progress import engine_mark
-from fleet_controller.report.searches import searches_json
+from fleet_controller.analysis.launches import without_warm_up
+from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun, TrialStatus
+from fleet_controller.report.job_progress import engine_mark
+from fleet_controller.report.search_output import searches_json
 from fleet_controller.report.table import Table
-from fleet_controller.report.values import JobDetail, JobSummary, TrialStatus
-from fleet_protos.trial import GateEffect, Outcome, Phase
+from fleet_protos.trial_types import GateEffect, Outcome, Phase
 
 JSON_VERSION = 1
 

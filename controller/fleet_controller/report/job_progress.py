@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleet_controller.analysis.limits import load_text
-from fleet_controller.report.comparison import duration_text
-from fleet_controller.report.values import JobChange, JobSummary, TrialStatus
-from fleet_protos.metrics import GOODPUT_RATIO, OUTPUT_TOK_S
-from fleet_protos.trial import Outcome, Phase, RunResult
+from fleet_controller.analysis.slo_limits import load_text
+from fleet_controller.core.controller_api import JobChange, JobSummary, TrialStatus
+from fleet_controller.report.comparison_output import duration_text
+from fleet_protos.metric_names import GOODPUT_RATIO, OUTPUT_TOK_S
+from fleet_protos.trial_types import Outcome, Phase, RunResult
 
 _BAR_CELLS = 24
 _FIRST_WARM_UP = "an agent's first starts Ray too, some ten seconds"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_controller.analysis.launches import StoredRun
-from fleet_controller.analysis.limits import Limit, found, is_searched, load_text
+from fleet_controller.analysis.slo_limits import Limit, found, is_searched, load_text
 from fleet_controller.analysis.statistics import mean
-from fleet_controller.report.comparison import limit_json
+from fleet_controller.core.controller_api import StoredRun
+from fleet_controller.report.comparison_output import limit_json
 from fleet_controller.report.table import Table, as_markdown
-from fleet_protos.metrics import GOODPUT_RATIO, TPOT_P99, TTFT_P99
+from fleet_protos.metric_names import GOODPUT_RATIO, TPOT_P99, TTFT_P99
 
 BY_LAUNCH, BY_LOAD = "the highest load that meets the SLO, by launch", "what the runs of each load said"
 _ENDED = {

@@ -6,9 +6,15 @@ import io
 from dataclasses import replace
 
 from fleet_controller.analysis.compare import Comparison
-from fleet_controller.report.comparison import heading_of, narrow_of, remarks_of, sections_of, table_of
+from fleet_controller.report.comparison_output import (
+    heading_of,
+    narrow_of,
+    remarks_of,
+    sections_of,
+    table_of,
+)
 from fleet_controller.report.table import Table, aligned, upright
-from fleet_protos.plain import plain_line
+from fleet_protos.escape import plain_line
 
 STYLES = {
     "FASTER": "bold green", "SLOWER": "bold red", "EQUIVALENT": "cyan", "INCONCLUSIVE": "yellow",

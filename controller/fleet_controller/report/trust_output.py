@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.expiry import Expiring, warning
 from fleet_controller.report.table import Table
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.expiry import Expiring, warning
-from fleet_protos.certificate import certificates
 from fleet_protos.errors import ConfigError
-from fleet_protos.refusals import day
-from fleet_protos.revoked import Revocation
+from fleet_transport.certificate import certificates
+from fleet_transport.revocation_list import Revocation
+from fleet_transport.tls_errors import day
 
 JSON_VERSION = 1
 

@@ -17,8 +17,8 @@ from types import TracebackType
 import paramiko
 
 from fleet_controller.core.inventory import Ssh
-from fleet_controller.deploy.hostkeys import KnownHosts, named
-from fleet_controller.deploy.keyring import Keyring
+from fleet_controller.ssh.keyring import Keyring
+from fleet_controller.ssh.known_hosts import KnownHosts, named
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
 
 KEEPALIVE_S = 15

@@ -16,8 +16,8 @@ from types import TracebackType
 import paramiko
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.keyring import Keyring
-from fleet_controller.deploy.ssh import Connection
+from fleet_controller.ssh.keyring import Keyring
+from fleet_controller.ssh.ssh_connection import Connection
 from fleet_protos.errors import FleetError
 
 log = logging.getLogger(__name__)

@@ -105,7 +105,9 @@ def _revision(connection: Any) -> str:
 
 
 def _upgrade(engine: Engine, address: str, found: str) -> None:
-    from alembic import command  # only when there is something to do: it takes longer to import than a store to open
+    from alembic import (
+        command,  # only when there is something to do: it takes longer to import than a store to open
+    )
     from alembic.config import Config
     from alembic.util.exc import CommandError
 

@@ -11,9 +11,9 @@ import uuid
 from sqlalchemy import Connection, insert, select, update
 
 from fleet_controller.store import tables as t
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import Conflict
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import PROTOCOL
+from fleet_protos.protocol_version import PROTOCOL
 
 
 def taken_over(connection: Connection) -> Lease:

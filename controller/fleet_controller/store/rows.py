@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from fleet_controller.core.health import Failed, HostRecord
+from fleet_controller.core.quarantine import Failed, HostRecord
 
 
 def host_columns(record: HostRecord) -> dict[str, Any]:

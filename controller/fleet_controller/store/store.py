@@ -8,23 +8,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, Table, delete, func, insert, literal, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    RowMapping,
+    Table,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
-from fleet_controller.analysis.launches import StoredRun
-from fleet_controller.core.claims import may_tell
+from fleet_controller.core.controller_api import StoredRun
+from fleet_controller.core.event_rules import may_tell
 from fleet_controller.core.gang import as_one, member_id
-from fleet_controller.core.health import HostRecord
-from fleet_controller.core.state import NO_SKEW, Attempt, Clock, Trial, after
-from fleet_controller.store import lease
+from fleet_controller.core.quarantine import HostRecord
+from fleet_controller.core.trial_state import NO_SKEW, Attempt, Clock, Trial, after
+from fleet_controller.store import epoch
 from fleet_controller.store import tables as t
-from fleet_controller.store.hosts import host_columns, host_of
-from fleet_controller.store.schema import connect
+from fleet_controller.store.database import connect
+from fleet_controller.store.rows import host_columns, host_of
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
+from fleet_protos.controller_epoch import Lease
 from fleet_protos.errors import ConfigError, NotFound, StoreUnusable
-from fleet_protos.lease import Lease
-from fleet_protos.trial import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)
@@ -70,7 +81,7 @@ class Store:
     def take_over(self) -> Lease:
         """Begin to work with it: from here on no earlier controller can write to it. Raises Conflict."""
         with _told(), self.engine.begin() as connection:
-            self.lease = lease.taken_over(connection)
+            self.lease = epoch.taken_over(connection)
         return self.lease
 
     @contextmanager
@@ -78,7 +89,7 @@ class Store:
         """One transaction. Raises Conflict when the database cannot take it: a full disk, a server that is gone, another controller."""
         with _told(), self.engine.begin() as connection:
             if self.lease.is_told:
-                lease.check(connection, self.lease)
+                epoch.check(connection, self.lease)
             yield connection
 
     @contextmanager

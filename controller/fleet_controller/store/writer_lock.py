@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fleet_controller.lock import held
-from fleet_controller.store.schema import public, sqlite_path, unusable
+from fleet_controller.store.database import public, sqlite_path, unusable
+from fleet_controller.store.file_lock import held
 from fleet_protos.errors import Conflict
 
 _KEY = 0x62656E6368666C74  # "benchflt": advisory locks of PostgreSQL are numbers, one set a database

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from fleet_controller.spec.findings import ERROR, Finding
+from fleet_controller.yaml.findings import ERROR, Finding
 
 Path = tuple[str | int, ...]
 Place = tuple[int, int]

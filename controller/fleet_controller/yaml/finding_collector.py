@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleet_controller.spec.findings import ERROR, INFO, WARNING, Finding
+from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
 
 _MOST, _MOST_ERRORS = 200, 400
 

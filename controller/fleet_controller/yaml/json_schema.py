@@ -1,4 +1,4 @@
-"""Owns the JSON Schemas of job and fleet file, made from the models, for editors; checks nothing itself."""
+"""Makes the JSON Schema of a file from its pydantic model."""
 
 from __future__ import annotations
 
@@ -6,21 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fleet_controller.spec.fleet_models import FleetFile
-from fleet_controller.spec.models import JobFile
 
-
-def job_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a job file. It accepts all that `load_job` accepts; rules that span keys are `lint`'s."""
-    return _schema(JobFile, "benchfleet job")
-
-
-def fleet_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a fleet file. It accepts all that `load_fleet` accepts; rules that span keys are `lint`'s."""
-    return _schema(FleetFile, "benchfleet fleet")
-
-
-def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+def json_schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a file, for editors. Rules that span keys are not in it."""
     schema: dict[str, Any] = _untitled(model.model_json_schema(mode="validation"))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
 

@@ -10,74 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fleet_controller.spec import models
-from fleet_controller.spec.document import Document, Path, dotted
-from fleet_controller.spec.findings import ERROR, INFO, Finding
-from fleet_controller.spec.shape import Shape, Words, keys_of
+from fleet_controller.yaml.document import Document, Path, dotted
+from fleet_controller.yaml.file_format import Shape, Words, keys_of
+from fleet_controller.yaml.findings import ERROR, INFO, Finding
 
 MOST_TOLD = 100
 _LONGEST_KEY = 64
-
-JOB = Shape(
-    noun="the job",
-    models={
-        (): models.JobFile,
-        ("model",): models.Model,
-        ("engine",): models.Engine,
-        ("engine", "container"): models.Container,
-        ("engine", "phase_timeouts"): models.PhaseTimeouts,
-        ("engine", "simulation"): models.Simulation,
-        ("factors", "*", "*"): models.Level,
-        ("factors", "*", "*", "simulation"): models.Simulation,
-        ("workloads", "*"): models.Workload,
-        ("workloads", "*", "slo"): models.Slo,
-        ("workloads", "*", "search"): models.Search,
-        ("measure",): models.Measure,
-        ("measure", "runs"): models.Runs,
-        ("hosts",): models.Hosts,
-        ("workloads", "*", "ramp", "*"): models.Stage,
-        ("workloads", "*", "shared_prefix"): models.SharedPrefix,
-        ("workloads", "*", "sessions"): models.Sessions,
-        ("workloads", "*", "mix", "*"): models.Part,
-        ("workloads", "*", "mix", "*", "shared_prefix"): models.SharedPrefix,
-        ("workloads", "*", "mix", "*", "output_tokens"): models.Lengths,
-        ("workloads", "*", "mix", "*", "input_tokens"): models.Lengths,
-        ("workloads", "*", "input_tokens"): models.Lengths,
-        ("workloads", "*", "output_tokens"): models.Lengths,
-        ("workloads", "*", "output_tokens", "uniform"): models.Uniform,
-        ("workloads", "*", "output_tokens", "lognormal"): models.Lognormal,
-    },
-    missing={
-        "apiVersion": "write `apiVersion: benchfleet/v1`",
-        "kind": "write `kind: Job`",
-        "engine.kind": "write sglang, simulated or external",
-        "name": "write a short label, such as `name: nccl-test`",
-        "model": "write `model: {path: …}`",
-        "path": "write the folder or the name of the model",
-        "engine": "write `engine: {kind: sglang, …}`",
-        "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
-        "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
-        "of": "write which load: `of: rate`, or `of: concurrency`",
-        "from": "write the first load, one that is surely met, such as `from: 1`",
-        "to": "write the highest load to try, such as `to: 64`",
-        "turns": "write how many requests a session has, such as `turns: 4`",
-        "groups": "write how many beginnings there are, such as `groups: 4`",
-        "tokens": "write how long each beginning is, such as `tokens: 1000`",
-        "start": "write the rate at which the stage begins, such as `start: 0`",
-        "end": "write the rate at which the stage ends, such as `end: 8`",
-        "duration": "write how long it lasts, such as `duration: 60s`",
-        "min": "write the least tokens, such as `min: 100`",
-        "max": "write the most tokens, such as `max: 2000`",
-        "median": "write the tokens that half of the lengths are below, such as `median: 200`",
-        "sigma": "write how wide the lengths spread, such as `sigma: 0.8`",
-    },
-    empty={
-        "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
-        "factors.*": "give the factor at least one level, or remove it",
-    },
-    common=frozenset({"of", "from", "to"}),
-    names={("name",): "small letters, digits and dashes, at most 48, with a letter or digit first and last"},
-)
 _WANTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -92,7 +30,7 @@ _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last"
 
 
-def findings_of(error: ValidationError, document: Document, shape: Shape = JOB) -> Iterator[tuple[Path, Finding | None]]:
+def findings_of(error: ValidationError, document: Document, shape: Shape) -> Iterator[tuple[Path, Finding | None]]:
     """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest.
 
     None for the finding of a fault that only follows from what the document already tells.

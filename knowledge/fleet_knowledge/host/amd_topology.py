@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from fleet_knowledge.host.table import AFFINITIES, Matrix, Row
+from fleet_knowledge.host.topology_matrix import AFFINITIES, Matrix, Row
 
 _LINKS = re.compile(r"^[=\s]*(?:Link Type between two GPUs|LINK TYPE TABLE)[=:\s]*$", re.I | re.M)
 _NODE = re.compile(r"GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node\s*:\s*(-?\d+)")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_knowledge.host.gpu import Gpu, GpuProcess
-from fleet_knowledge.host.listing import number
+from fleet_knowledge.host.nvidia_smi_gpus import number
 
 FAILURE_CLASS = "gpu_busy_leftover"
 UNEQUAL_ABOVE = 0.10  # of the most: what SGLang's own check allows

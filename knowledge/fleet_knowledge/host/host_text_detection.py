@@ -7,10 +7,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fleet_knowledge.host import compare, fabric, leftovers, listing, lscpu, nvidia_smi
+from fleet_knowledge.host import (
+    gpu_comparison,
+    gpu_processes,
+    lscpu,
+    nvidia_smi_errors,
+    nvidia_smi_gpus,
+    nvswitch_fabric,
+)
 from fleet_knowledge.host.gpu import Gpu
-from fleet_knowledge.host.table import plain
 from fleet_knowledge.host.topology import Topology, read_topology
+from fleet_knowledge.host.topology_matrix import plain
 
 _DAMAGED = re.compile(r"infoROM is corrupted at gpu (\S+)", re.I)
 _INFOROM = "the GPU works, but its stored errors and limits may be wrong: have the card looked after"
@@ -40,15 +47,15 @@ def _document(text: str) -> dict[str, Any] | None:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    hosts = compare.hosts_from(document) if isinstance(document, Mapping) else {}
+    hosts = gpu_comparison.hosts_from(document) if isinstance(document, Mapping) else {}
     if not hosts:
         return None
     warnings = [
         warn.to_json() | {"message": f"{name}: {warn.message}" if name else warn.message}
         for name, gpus in hosts.items()
-        for warn in compare.unequal(gpus)
+        for warn in gpu_comparison.unequal(gpus)
     ]
-    told = compare.compare_hosts(hosts)
+    told = gpu_comparison.compare_hosts(hosts)
     return _told("hosts", **told, warnings=warnings, host_state="unequal" if warnings else "ok", summary="; ".join(told["differences"]))
 
 
@@ -74,63 +81,63 @@ def _wires(found: Topology) -> str:
 def _state(text: str) -> dict[str, Any] | None:
     """Of a whole paste: a server log that quotes such a line is not this."""
     lines = [line for line in text.split("\n") if line.strip()]
-    telling = sum(nvidia_smi.is_state_line(line) for line in lines)
+    telling = sum(nvidia_smi_errors.is_state_line(line) for line in lines)
     if not telling or (len(lines) > _SHORT and telling * 2 < len(lines)) or "Traceback (most recent call last)" in text:
         return None
-    state = nvidia_smi.read_state(text)
-    return _told("nvidia_smi", gpus=[gpu.told() for gpu in listing.read_list(text)], **state) if state else None
+    state = nvidia_smi_errors.read_state(text)
+    return _told("nvidia_smi", gpus=[gpu.told() for gpu in nvidia_smi_gpus.read_list(text)], **state) if state else None
 
 
 def _processes(text: str) -> dict[str, Any] | None:
     first = text.strip().split("\n")[0]
     if "pid" not in [name.strip() for name in first.split(",")]:
         return None
-    processes = leftovers.read_processes(text)
-    told = leftovers.explain(processes) if processes else {"pids": [], "holders": [], "hint": "no process holds memory of a GPU"}
+    processes = gpu_processes.read_processes(text)
+    told = gpu_processes.explain(processes) if processes else {"pids": [], "holders": [], "hint": "no process holds memory of a GPU"}
     return _told("gpu_processes", **(told | {"host_state": "busy" if processes else "ok"}))
 
 
 def _gpus(text: str) -> dict[str, Any] | None:
-    for read in (listing.read_query, listing.read_details, listing.read_table, listing.read_list):
+    for read in (nvidia_smi_gpus.read_query, nvidia_smi_gpus.read_details, nvidia_smi_gpus.read_table, nvidia_smi_gpus.read_list):
         if gpus := read(text):
             return _of_gpus(gpus, text)
     return None
 
 
 def _of_gpus(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
-    warnings = [warn.to_json() for warn in compare.unequal(gpus)] + _faults(gpus)
-    least = ", ".join(f"{name} {value}" for name, value in compare.slowest(gpus).items())
+    warnings = [warn.to_json() for warn in gpu_comparison.unequal(gpus)] + _faults(gpus)
+    least = ", ".join(f"{name} {value}" for name, value in gpu_comparison.slowest(gpus).items())
     models = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
     summary = f"{len(gpus)} GPUs ({models})" + (f"; the least of each: {least}" if least else "")
-    damaged = (compare.Warn("inforom", f"the infoROM of the GPU at {bus} is damaged", _INFOROM) for bus in _DAMAGED.findall(text))
+    damaged = (gpu_comparison.Warn("inforom", f"the infoROM of the GPU at {bus} is damaged", _INFOROM) for bus in _DAMAGED.findall(text))
     warnings += [warn.to_json() for warn in damaged]
-    told = _told("nvidia_smi", gpus=[gpu.told() for gpu in gpus], slowest=compare.slowest(gpus), warnings=warnings, summary=summary)
+    told = _told("nvidia_smi", gpus=[gpu.told() for gpu in gpus], slowest=gpu_comparison.slowest(gpus), warnings=warnings, summary=summary)
     told |= {"host_state": "unequal" if warnings else "ok", "fabric": _fabric(gpus)}
-    told |= {"processes": leftovers.explain(processes)["holders"]} if (processes := leftovers.read_processes(text)) else {}
+    told |= {"processes": gpu_processes.explain(processes)["holders"]} if (processes := gpu_processes.read_processes(text)) else {}
     broken = [gpu for gpu in gpus if gpu.fault]
     if broken:
         lost = any("lost" in (gpu.fault or "").lower() for gpu in broken)
         hint = "A GPU does not answer in part: dmesg tells why (Xid). Drain the host and reset the GPU or reboot before you measure here."
         line = next((line.strip() for line in text.split("\n") if str(broken[0].fault) in line), None)
         told |= {"host_state": "degraded", "failure_class": "gpu_lost" if lost else "gpu_fault", "cause_line": line, "hint": hint}
-    if wrong := fabric.message(gpus):
-        told |= {"host_state": "degraded", "failure_class": fabric.FAILURE_CLASS, "cause_line": wrong, "hint": fabric.hint()}
+    if wrong := nvswitch_fabric.message(gpus):
+        told |= {"host_state": "degraded", "failure_class": nvswitch_fabric.FAILURE_CLASS, "cause_line": wrong, "hint": nvswitch_fabric.hint()}
     return told
 
 
 def _fabric(gpus: Sequence[Gpu]) -> str:
-    if fabric.not_joined(gpus):
+    if nvswitch_fabric.not_joined(gpus):
         return "down"
     if any(gpu.fabric is not None for gpu in gpus):
         return "ok"
-    return fabric.UNKNOWN if fabric.needs_fabric(gpus) else "not needed"
+    return nvswitch_fabric.UNKNOWN if nvswitch_fabric.needs_fabric(gpus) else "not needed"
 
 
 def _faults(gpus: Sequence[Gpu]) -> list[dict[str, str]]:
     hint = "dmesg tells why (Xid); reset the GPU or reboot before anything is measured here"
-    faulty = [compare.Warn("gpu_fault", f"GPU{gpu.index} answers {gpu.fault}", hint) for gpu in gpus if gpu.fault]
+    faulty = [gpu_comparison.Warn("gpu_fault", f"GPU{gpu.index} answers {gpu.fault}", hint) for gpu in gpus if gpu.fault]
     errors = [
-        compare.Warn("ecc_errors", f"GPU{gpu.index} has {gpu.uncorrected_errors} uncorrected memory errors", "drain the host; reset it")
+        gpu_comparison.Warn("ecc_errors", f"GPU{gpu.index} has {gpu.uncorrected_errors} uncorrected memory errors", "drain the host; reset it")
         for gpu in gpus
         if gpu.uncorrected_errors
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet_knowledge.host.table import plain
+from fleet_knowledge.host.topology_matrix import plain
 
 _LINE = re.compile(r"^\s*([^:\uff1a]+?)\s*[:\uff1a]\s*(.*?)\s*$")
 _INTEGER = re.compile(r"\d+")

@@ -1,4 +1,4 @@
-"""Owns what nvidia-smi and the kernel say when a GPU or the driver is not well; classes are those of `fleet_knowledge.failures`.
+"""Owns what nvidia-smi and the kernel say when a GPU or the driver is not well; classes are those of `fleet_knowledge.failure_classes`.
 
 Sources: dcgm-exporter issue 604, nvidia-container-runtime issue 189, open-gpu-kernel-modules issue 387, NVML's own error texts
 (drivers 470 to 580), NVRM lines of dmesg.
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.host.table import plain
+from fleet_knowledge.failure_classes import FAILURES
+from fleet_knowledge.host.topology_matrix import plain
 
 _BUS = r"[0-9A-Fa-f]{3,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-9A-Fa-f])?"
 _BUS_LOST = (

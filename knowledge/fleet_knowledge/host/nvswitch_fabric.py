@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from fleet_knowledge.failures import FAILURES
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host.gpu import Gpu
 
 FAILURE_CLASS = "fabric_manager_down"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from fleet_knowledge.host import amd, paths
-from fleet_knowledge.host.table import Matrix, gpu_index, plain, read_matrix
+from fleet_knowledge.host import amd_topology, link_types
+from fleet_knowledge.host.topology_matrix import Matrix, gpu_index, plain, read_matrix
 
 _OWN_NODE = re.compile(r"(\d+)(?:,\d+-\d+)?")  # Grace Blackwell: its processor's node, then those of GPU memory, `0,2-17`
 _NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
@@ -81,19 +81,19 @@ class Topology:
 def read_topology(text: str) -> Topology:
     """The topology in the text, `gpus` 0 when it holds none. Never raises on any text."""
     clean = plain(text)
-    found = amd.read_matrix(clean) or read_matrix(clean)
+    found = amd_topology.read_matrix(clean) or read_matrix(clean)
     if found is None:
         return Topology(notes=("no device matrix found",))
     labels = {index: label for label in (*found.columns, *found.rows) if (index := gpu_index(label)) is not None}
-    pairs = {pair: paths.path(found.cell(labels[pair[0]], labels[pair[1]])) for pair in combinations(sorted(labels), 2)}
-    numa = _numa(found, labels) | amd.numa(clean)
+    pairs = {pair: link_types.path(found.cell(labels[pair[0]], labels[pair[1]])) for pair in combinations(sorted(labels), 2)}
+    numa = _numa(found, labels) | amd_topology.numa(clean)
     return Topology(
         gpus=len(labels),
         indices=tuple(sorted(labels)),
         interconnect=_interconnect(pairs, labels),
         nvlink_full_mesh=_full_mesh(pairs),
-        nvlinks_per_pair=min((paths.links(path) for path in pairs.values() if paths.links(path)), default=0),
-        worst_path=paths.farthest(path for path in pairs.values() if path),
+        nvlinks_per_pair=min((link_types.links(path) for path in pairs.values() if link_types.links(path)), default=0),
+        worst_path=link_types.farthest(path for path in pairs.values() if path),
         islands=_islands(pairs, sorted(labels)),
         numa=numa,
         cpus=(cpus := _cpus(found, labels)),
@@ -118,27 +118,27 @@ def _interconnect(pairs: Pairs, labels: Labels) -> str:
     known = [path for path in pairs.values() if path]
     if len(known) * 2 < len(pairs):
         return "unknown"
-    linked = [path for path in known if paths.is_link(path)]
+    linked = [path for path in known if link_types.is_link(path)]
     if not linked:
         return "pcie"
-    return ("nvlink" if paths.links(linked[0]) else "xgmi") if len(linked) == len(known) else "mixed"
+    return ("nvlink" if link_types.links(linked[0]) else "xgmi") if len(linked) == len(known) else "mixed"
 
 
 def _full_mesh(pairs: Pairs) -> bool | None:
     """None when the text lacks a pair and none of the others answers."""
-    if any(path and not paths.links(path) for path in pairs.values()) or not pairs:
+    if any(path and not link_types.links(path) for path in pairs.values()) or not pairs:
         return False
     return True if all(pairs.values()) else None
 
 
 def _islands(pairs: Pairs, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     known = {pair: path for pair, path in pairs.items() if path}
-    worst = paths.farthest(known.values())
-    some_linked = any(paths.is_link(path) for path in known.values())
-    alike = len({paths.distance(path)[0] for path in known.values()}) <= 1
+    worst = link_types.farthest(known.values())
+    some_linked = any(link_types.is_link(path) for path in known.values())
+    alike = len({link_types.distance(path)[0] for path in known.values()}) <= 1
     island = {index: {index} for index in indices}
     for (first, second), path in known.items():
-        near = paths.is_link(path) if some_linked else path != worst
+        near = link_types.is_link(path) if some_linked else path != worst
         if (near or alike) and island[first] is not island[second]:
             island[first] |= island[second]
             island.update(dict.fromkeys(island[second], island[first]))
@@ -180,14 +180,14 @@ def _nics(found: Matrix, text: str) -> dict[str, str]:
 
 def _nearest(found: Matrix, gpu: str, nics: Mapping[str, str]) -> str | None:
     """The first of the nearest; none when all are on another NUMA node."""
-    ways = {name: paths.path(found.cell(gpu, label)) for label, name in nics.items()}
-    near = {name: way for name, way in ways.items() if way and not paths.crosses_sockets(way)}
-    return min(near, key=lambda name: paths.distance(near[name]), default=None)
+    ways = {name: link_types.path(found.cell(gpu, label)) for label, name in nics.items()}
+    near = {name: way for name, way in ways.items() if way and not link_types.crosses_sockets(way)}
+    return min(near, key=lambda name: link_types.distance(near[name]), default=None)
 
 
 def _peer_access(found: Matrix, labels: Labels) -> bool | None:
     words = [found.cell(first, second) for first, second in combinations(labels.values(), 2)]
-    told = [word == "OK" for word in words if word in paths.PEER_ACCESS]
+    told = [word == "OK" for word in words if word in link_types.PEER_ACCESS]
     return all(told) if told else None
 
 
@@ -201,9 +201,9 @@ def _notes(found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int |
     if not found.tabs:
         yield "separated by blanks, as copied from a terminal"
     islands = _islands(pairs, sorted(labels))
-    worst = paths.farthest(path for path in pairs.values() if path)
+    worst = link_types.farthest(path for path in pairs.values() if path)
     if len(islands) > 1 and worst:
-        nearest = min(_between(pairs, islands), key=paths.distance, default=worst)
+        nearest = min(_between(pairs, islands), key=link_types.distance, default=worst)
         way = worst if nearest == worst else f"{nearest} to {worst}, by the GPUs that it gets"
         yield f"a server over more than the {max(map(len, islands))} GPUs of an island goes over {way}"
     if _interconnect(pairs, labels) == "pcie":
@@ -234,20 +234,20 @@ def _note_gaps(found: Matrix, labels: Labels) -> Iterable[str]:
 
 def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
     unknown = sorted({found.cell(labels[a], labels[b]) for (a, b), path in pairs.items() if path is None})
-    told = [word for word in unknown if word and word not in paths.PEER_ACCESS]
+    told = [word for word in unknown if word and word not in link_types.PEER_ACCESS]
     if told:
         yield f"unknown between GPUs: {', '.join(told)}"
     if "" in unknown:
         yield "some pairs of GPUs have no cell"
     for (first, second), path in pairs.items():
         back = found.rows[labels[second]].cells.get(labels[first], "") if labels[second] in found.rows else ""
-        there = paths.path(back)
+        there = link_types.path(back)
         if there and path and there != path and not found.rows[labels[second]].cut:
             yield f"GPU{first} to GPU{second} is {path} one way and {there} the other"
 
 
 def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
-    counts = {pair: paths.links(path) for pair, path in pairs.items() if paths.links(path)}
+    counts = {pair: link_types.links(path) for pair, path in pairs.items() if link_types.links(path)}
     most = max(counts.values(), default=0)
     fewer = {pair: count for pair, count in counts.items() if count < most}
     of_one_gpu = bool(fewer) and bool(set.intersection(*map(set, fewer)))

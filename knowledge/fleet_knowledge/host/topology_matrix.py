@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleet_knowledge.host.paths import PEER_ACCESS, path
+from fleet_knowledge.host.link_types import PEER_ACCESS, path
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|\x1b[=>]|[\x0e\x0f]")
 _BEFORE = (

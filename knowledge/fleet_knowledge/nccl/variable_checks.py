@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet_knowledge.nccl import bypass
-from fleet_knowledge.nccl.grammar import FUNCTION_LISTS, without_algorithm
-from fleet_knowledge.nccl.undocumented import UNDOCUMENTED
-from fleet_knowledge.nccl.values import FilePath, Names, Outcome, read_number
-from fleet_knowledge.nccl.variable import Variable, span
-from fleet_knowledge.nccl.variables import NEWEST_READ, find, is_ours, nearest, needs_output_check, whose
+from fleet_knowledge.configuration import ERROR, INFO, WARNING, Configuration, Remark
+from fleet_knowledge.nccl import allreduce_path
+from fleet_knowledge.nccl.variables.algo_proto_grammar import FUNCTION_LISTS, without_algorithm
+from fleet_knowledge.nccl.variables.known_variables import (
+    NEWEST_READ,
+    find,
+    is_ours,
+    nearest,
+    needs_output_check,
+    whose,
+)
+from fleet_knowledge.nccl.variables.undocumented_variables import UNDOCUMENTED
+from fleet_knowledge.nccl.variables.value_types import FilePath, Names, Outcome, read_number
+from fleet_knowledge.nccl.variables.variable import Variable, span
 from fleet_knowledge.release import Between, Release
 from fleet_knowledge.sglang.environment import WHEN_UNSET
-from fleet_knowledge.sglang.remark import ERROR, INFO, WARNING, Configuration, Remark
 
 _ANY = Between()
 _OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
@@ -214,7 +221,7 @@ class Passed:
     """NCCL variables of a server whose decode steps never reach NCCL, or perhaps do not: `path` tells which, and why."""
 
     variables: tuple[str, ...]
-    path: bypass.Path
+    path: allreduce_path.Path
 
 
 def passed_by(asked: Configuration, topology: str) -> Passed | None:
@@ -223,14 +230,14 @@ def passed_by(asked: Configuration, topology: str) -> Passed | None:
     varied = tuple(name for name, value in asked.env.items() if can_matter(name) and name not in told and not changes_nothing(name, value))
     if not varied or asked.text("device") == "cpu":
         return None
-    path = bypass.all_reduce_path(_server(asked, topology))
-    if path.answer is bypass.Answer.REACHES or path.by != "custom all-reduce":
+    path = allreduce_path.all_reduce_path(_server(asked, topology))
+    if path.answer is allreduce_path.Answer.REACHES or path.by != "custom all-reduce":
         return None
     return Passed(varied, path)
 
 
-def _server(asked: Configuration, topology: str) -> bypass.Server:
+def _server(asked: Configuration, topology: str) -> allreduce_path.Server:
     args: Mapping[str, object] = {"nnodes": asked.nodes, **asked.args}
     draft_tokens = asked.number("speculative_num_draft_tokens") or (asked.number("speculative_num_steps") or 0) + 1
     tokens = asked.concurrency * max(draft_tokens, 1)
-    return bypass.Server(args, asked.env, topology, step_tokens=tokens, release=asked.release)
+    return allreduce_path.Server(args, asked.env, topology, step_tokens=tokens, release=asked.release)

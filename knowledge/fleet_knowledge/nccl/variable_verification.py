@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from fleet_knowledge.nccl.facts import NcclFacts
-from fleet_knowledge.nccl.table_system import SUBSYSTEMS
-from fleet_knowledge.nccl.variable import Variable
-from fleet_knowledge.nccl.variables import find, is_ours
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.nccl.variables.known_variables import find, is_ours
+from fleet_knowledge.nccl.variables.system_variables import SUBSYSTEMS
+from fleet_knowledge.nccl.variables.variable import Variable
 from fleet_knowledge.release import Release
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.rights.paths import addresses_in
+from fleet_knowledge.security.path_patterns import addresses_in
 
 # Refused whatever they say: argument → what it makes the server do
 _CODE: Mapping[str, str] = {

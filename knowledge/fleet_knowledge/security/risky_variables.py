@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from fleet_knowledge.rights.paths import addresses_in, climbs
+from fleet_knowledge.security.path_patterns import addresses_in, climbs
 
 # By family: each is read by a library of the server. What tunes nothing (HOME, PATH, http_proxy, LD_…) is not here.
 TUNING: tuple[str, ...] = (

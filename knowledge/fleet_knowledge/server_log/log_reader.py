@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleet_knowledge.log.batches import read_batch
-from fleet_knowledge.log.diagnosis import Diagnosis
-from fleet_knowledge.log.layouts import DIGITS, Layout, Rows, layout_of, rows_of
-from fleet_knowledge.log.lines import Line, read_lines
-from fleet_knowledge.log.sieve import telling
-from fleet_knowledge.log.story import Story
+from fleet_knowledge.server_log.diagnosis.accumulator import Story
+from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
+from fleet_knowledge.server_log.parsing.batch_columns import (
+    DIGITS,
+    Layout,
+    Rows,
+    layout_of,
+    rows_of,
+)
+from fleet_knowledge.server_log.parsing.batch_lines import read_batch
+from fleet_knowledge.server_log.parsing.log_lines import Line, read_lines
+from fleet_knowledge.server_log.symptoms.prefilter import telling
 
 _LONGEST_LINE = 64 * 1024  # bytes; what is longer prints data, and its rest is passed over
 _LONGEST_SHAPE = 1024

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.releases import NEWEST_READ, Holds, has
+from fleet_knowledge.sglang_releases import NEWEST_READ, Holds, has
 
 _LONGEST_NAME = 80
 _SHORTEST_BEGINNING = 4

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.sglang.arguments import arguments
 from fleet_knowledge.sglang.environment import overwrites
-from fleet_knowledge.sglang.parallel import speaks_nccl
-from fleet_knowledge.sglang.remark import Configuration
-from fleet_knowledge.sglang.settled import ALGORITHM, DRAFT, DRAFT_TOKENS, STEPS, TOPK, settle
+from fleet_knowledge.sglang.parallelism import speaks_nccl
+from fleet_knowledge.sglang.speculation.resolved_arguments import (
+    ALGORITHM,
+    DRAFT,
+    DRAFT_TOKENS,
+    STEPS,
+    TOPK,
+    settle,
+)
 
 _SPECULATION = (STEPS, TOPK, DRAFT_TOKENS, DRAFT)
 

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
+from fleet_knowledge.configuration import INFO, WARNING, Configuration, Remark
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.releases import NEWEST_READ, Holds, has, holds
-from fleet_knowledge.sglang.remark import INFO, WARNING, Configuration, Remark
+from fleet_knowledge.sglang_releases import NEWEST_READ, Holds, has, holds
 
 _OWN = ("SGLANG_", "SGL_")
 

@@ -14,7 +14,7 @@ WHOLE, COUNTED, NUMBER = "whole", "counted", "number"
 @cache
 def numbers() -> Mapping[str, str]:
     """Option → `whole`, `counted` or `number`, by SGLang's own name."""
-    lines = files(__package__).joinpath("numbers.txt").read_text(encoding="utf-8").splitlines()
+    lines = files(__package__).joinpath("numeric_arguments.txt").read_text(encoding="utf-8").splitlines()
     words = (line.split() for line in lines if line and not line.startswith("#"))
     return {name: kind for name, kind in words}
 

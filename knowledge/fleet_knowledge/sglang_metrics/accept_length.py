@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet_knowledge.figures.exposition import canonical, read_samples, total
+from fleet_knowledge.sglang_metrics.prometheus_text import canonical, read_samples, total
 
 GENERATED = "sglang:generation_tokens_total"
 VERIFIED = "sglang:spec_verify_calls_total"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_knowledge.figures.window import number
+from fleet_knowledge.sglang_metrics.accept_length import number
 
 _LINES = {
     "batch size": "batch_size",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet_knowledge.figures.exposition import Sample, per_label, read_samples
+from fleet_knowledge.sglang_metrics.prometheus_text import Sample, per_label, read_samples
 
 COUNTERS = ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total")
 PASSES = "sglang:cuda_graph_passes_total"  # one for each batch, however many requests are in it; by `mode`

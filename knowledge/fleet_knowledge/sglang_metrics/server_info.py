@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.figures.window import Accepted, number, of_average
+from fleet_knowledge.sglang_metrics.accept_length import Accepted, number, of_average
 
 PATHS = ("/server_info", "/get_server_info")
 MODEL_PATHS = ("/model_info", "/get_model_info")

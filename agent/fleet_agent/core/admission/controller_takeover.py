@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_protos.lease import Lease
-from fleet_protos.protocol import refusal, understands
+from fleet_protos.controller_epoch import Lease
+from fleet_protos.protocol_version import refusal, understands
 
 TAKE_OVER_AFTER_S = 3600.0  # a controller that nobody heard of for so long has no claim any more
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet_protos.trial import EngineKind, EngineSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec
 
 PATH_PYTHON = "python3"  # of the agent's own PATH, where neither job nor host names one
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
-from fleet_agent.core.policy import Policy
-from fleet_knowledge.rights import arguments, paths, variables
+from fleet_agent.core.admission.host_policy import Policy
+from fleet_knowledge.security import path_patterns, risky_arguments, risky_variables
 from fleet_knowledge.sglang.arguments import arguments as known_arguments
 from fleet_knowledge.sglang.arguments import spell
-from fleet_protos.trial import EngineKind, EngineSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec
 
 _ALWAYS = ("/dev/null", "/dev/stdout", "/dev/stderr")
 # Nobody's to give away: what the whole host is ruled by
@@ -71,19 +71,19 @@ def refusals(engine: EngineSpec, given: tuple[str, ...], policy: Policy, look: L
 def _of_program(engine: EngineSpec, policy: Policy, look: Look) -> Iterator[Refusal]:
     if image := engine.container.image:
         spelled = (image, image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest")
-        if not any(paths.matches(text, pattern) for text in spelled for pattern in policy.images):
+        if not any(path_patterns.matches(text, pattern) for text in spelled for pattern in policy.images):
             yield Refusal("engine.container.image", f"{image} is not allowed ({_listed(policy.images)})", "images", image)
         return
     written = _at_home(engine.python, look)
     found = look.which(written) or written
     real = posixpath.join(look.real(posixpath.dirname(found)), posixpath.basename(found))  # its link says which environment it is of
-    if paths.climbs(written) or not (_allowed(found, policy.python, look) and _allowed(real, policy.python, look, links=True)):
+    if path_patterns.climbs(written) or not (_allowed(found, policy.python, look) and _allowed(real, policy.python, look, links=True)):
         shown = engine.python if real == found else f"{engine.python} (which is {real})"
         yield Refusal("engine.python", f"{shown} is not allowed ({_listed(policy.python)})", "python", engine.python)
 
 
 def _allowed(path: str, patterns: tuple[str, ...], look: Look, *, links: bool = False) -> bool:
-    return any(paths.matches(path, pattern) for pattern in _spelled(patterns, look, links))
+    return any(path_patterns.matches(path, pattern) for pattern in _spelled(patterns, look, links))
 
 
 def _spelled(patterns: tuple[str, ...], look: Look, links: bool) -> Iterator[str]:
@@ -111,9 +111,9 @@ def _of_variables(engine: EngineSpec, given: tuple[str, ...], policy: Policy, lo
         key = f"engine.env.{name}"
         if name in given or name in policy.env:  # by name: whoever wrote it there knows what it does
             continue
-        if what := variables.danger(name, value):
+        if what := risky_variables.danger(name, value):
             yield Refusal(key, what, "env", name)
-        elif not variables.tunes(name) and not any(fnmatchcase(name, pattern) for pattern in patterns):
+        elif not risky_variables.tunes(name) and not any(fnmatchcase(name, pattern) for pattern in patterns):
             yield Refusal(key, "is no variable that tunes a server", "env", name)
         elif not value.startswith("secret://"):
             yield from _of_paths(key, value, engine, policy, look)
@@ -127,18 +127,18 @@ def _of_arguments(engine: EngineSpec, policy: Policy, look: Look) -> Iterator[Re
         if name != written:
             yield Refusal(key, f"is another spelling of {name}: write that")
             continue
-        if what := arguments.danger(name, value):
+        if what := risky_arguments.danger(name, value):
             yield Refusal(key, what, "args", name)
         elif name not in known_arguments():
             yield Refusal(key, "is no argument of SGLang that is known here, so nobody can say what it does", "args", name)
-        elif name not in (*arguments.MODELS, *arguments.PLAIN):
+        elif name not in (*risky_arguments.MODELS, *risky_arguments.PLAIN):
             yield from _of_paths(key, value, engine, policy, look)
 
 
 def _of_paths(key: str, value: object, engine: EngineSpec, policy: Policy, look: Look) -> Iterator[Refusal]:
-    if paths.climbs(value):
+    if path_patterns.climbs(value):
         yield Refusal(key, "climbs out of its folder by `..`")
-    for path in paths.paths_in(value):
+    for path in path_patterns.paths_in(value):
         if path not in _ALWAYS and not _is_mounted(path, engine) and not _confined(path, (*policy.mounts, *policy.models), look):
             where = f"names {path}, outside of what jobs may use ({_listed((*policy.mounts, *policy.models))})"
             yield Refusal(key, where, "mounts", posixpath.dirname(path) or path)
@@ -146,41 +146,41 @@ def _of_paths(key: str, value: object, engine: EngineSpec, policy: Policy, look:
 
 def _is_mounted(path: str, engine: EngineSpec) -> bool:
     """It means a place inside the container that the job has mounted: the mount itself is judged."""
-    return bool(engine.container.image) and any(paths.inside(path, target) for target in engine.container.mounts if target != "/")
+    return bool(engine.container.image) and any(path_patterns.inside(path, target) for target in engine.container.mounts if target != "/")
 
 
 def _confined(path: str, patterns: tuple[str, ...], look: Look) -> bool:
     """Below an allowed folder, as it is written and where its links lead, and none of what is never given away."""
     written = _at_home(path, look)
     real = look.real(written)
-    if not written.startswith("/") or paths.climbs(written) or _is_private(written, look) or _is_private(real, look):
+    if not written.startswith("/") or path_patterns.climbs(written) or _is_private(written, look) or _is_private(real, look):
         return False
     return _is_below(written, patterns, look, links=False) and _is_below(real, patterns, look, links=True)
 
 
 def _is_below(path: str, patterns: tuple[str, ...], look: Look, *, links: bool) -> bool:
-    return any(paths.inside(path, pattern) for pattern in _spelled(patterns, look, links))
+    return any(path_patterns.inside(path, pattern) for pattern in _spelled(patterns, look, links))
 
 
 def _is_private(path: str, look: Look) -> bool:
     """It rules the host or the agent, lies in such a folder, or holds one."""
     path = posixpath.normpath(path)
-    if paths.inside(path, _SHARED_MEMORY):
+    if path_patterns.inside(path, _SHARED_MEMORY):
         return False
     at_home = tuple(posixpath.join(look.home, name) for name in _NEVER_AT_HOME)
-    return any(paths.inside(path, folder) or paths.inside(folder, path) for folder in (*_NEVER, *at_home, *look.private))
+    return any(path_patterns.inside(path, folder) or path_patterns.inside(folder, path) for folder in (*_NEVER, *at_home, *look.private))
 
 
 # Models, mounts, addresses
 
 
 def _of_models(engine: EngineSpec, policy: Policy, look: Look) -> Iterator[Refusal]:
-    found = arguments.models_in(engine.args)
+    found = risky_arguments.models_in(engine.args)
     for key, name in (("model.path", engine.model_path), *((f"engine.args.{model.argument}", model.name) for model in found)):
         place = _on_host(name, engine)
         if policy.models and not _is_allowed_model(place, policy, look):
             yield Refusal(key, f"{name} is not allowed ({_listed(policy.models)})", "models", name)
-        elif not policy.models and (paths.climbs(name) or paths.addresses_in(name)):
+        elif not policy.models and (path_patterns.climbs(name) or path_patterns.addresses_in(name)):
             yield Refusal(key, f"{name} is neither a plain path nor a name of the hub", "models", name)
         elif place.startswith(("/", "~")) and _is_private(look.real(_at_home(place, look)), look):
             yield Refusal(key, f"{name} lies in a folder of the system or of the agent")
@@ -193,16 +193,16 @@ def _of_models(engine: EngineSpec, policy: Policy, look: Look) -> Iterator[Refus
 def _on_host(name: str, engine: EngineSpec) -> str:
     """The place on the host that a path means to a server in a container."""
     for inside, outside in sorted(engine.container.mounts.items(), key=lambda mount: -len(mount[0])):
-        if engine.container.image and name.startswith("/") and paths.inside(name, inside):
+        if engine.container.image and name.startswith("/") and path_patterns.inside(name, inside):
             return outside.removesuffix(":ro").removesuffix(":rw").rstrip("/") + name[len(inside.rstrip("/")) :]
     return name
 
 
 def _is_allowed_model(name: str, policy: Policy, look: Look) -> bool:
-    if paths.climbs(name):
+    if path_patterns.climbs(name):
         return False
     if not name.startswith(("/", "~/")):
-        return any(paths.matches(name, pattern) for pattern in policy.models)
+        return any(path_patterns.matches(name, pattern) for pattern in policy.models)
     written = _at_home(name, look)
     return _is_below(written, policy.models, look, links=False) and _is_below(look.real(written), policy.models, look, links=True)
 

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, unpack
-from fleet_protos.search import CONCURRENCY, RATE, Search
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec, Workload
+from fleet_protos.search_types import CONCURRENCY, RATE, Search
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
 _LONGEST = 4096  # characters of a name, path or address

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from fleet_knowledge.failures import FAILURES
-from fleet_knowledge.log.diagnosis import Diagnosis
+from fleet_knowledge.failure_classes import FAILURES
+from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _USAGE = 2  # argparse's

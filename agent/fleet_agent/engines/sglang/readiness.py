@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_agent.engines.http import Answer, as_object, exchange
-from fleet_agent.engines.sglang.identity import stranger
-from fleet_knowledge.figures.server_info import MODEL_PATHS, PATHS, arguments_of
+from fleet_agent.engines.sglang.launch_identity import stranger
+from fleet_agent.load.client.http_fetch import Answer, as_object, exchange
+from fleet_knowledge.sglang_metrics.server_info import MODEL_PATHS, PATHS, arguments_of
 from fleet_protos.errors import ErrorKind, ServerFailed
 
 _COMPLETION = {"text": "ready", "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}}

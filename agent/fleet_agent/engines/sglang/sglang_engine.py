@@ -8,17 +8,23 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import container, proving, readiness, versions
-from fleet_agent.engines.sglang.arguments import at_home, under_home, words
-from fleet_agent.engines.sglang.binding import HostCpus
-from fleet_agent.engines.sglang.command import HOST, HostFacts, server_command
-from fleet_agent.engines.sglang.cpus import read_host_cpus
-from fleet_agent.engines.sglang.proving import Launched
-from fleet_agent.engines.sglang.runtimes import client_environment, find_runtime, image_id
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.engines.sglang import readiness
+from fleet_agent.engines.sglang.launch import container_command
+from fleet_agent.engines.sglang.launch.arguments import at_home, under_home, words
+from fleet_agent.engines.sglang.launch.container_runtimes import (
+    client_environment,
+    find_runtime,
+    image_id,
+)
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus
+from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
+from fleet_agent.engines.sglang.launch.server_command import HOST, HostFacts, server_command
+from fleet_agent.engines.sglang.proof import configuration_proof, installed_versions
+from fleet_agent.engines.sglang.proof.configuration_proof import Launched
 from fleet_knowledge.release import Release
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 
 class SglangEngine:
@@ -47,10 +53,10 @@ class SglangEngine:
         home = str(Path.home())
         installed = await _installed(spec, home)
         if spec.engine.gang.is_member:  # it has no /server_info: only the variables and what is installed can be proved
-            return await proving.prove(Launched(spec, log_path, {}, installed), {"version": installed.get("sglang", "")})
+            return await configuration_proof.prove(Launched(spec, log_path, {}, installed), {"version": installed.get("sglang", "")})
         info = await readiness.server_info(url)
         launched = Launched(spec, log_path, at_home(spec.engine.args, home), installed)
-        return await proving.prove(launched, info)
+        return await configuration_proof.prove(launched, info)
 
 
 def _facts(spec: TrialSpec) -> HostFacts:
@@ -59,12 +65,12 @@ def _facts(spec: TrialSpec) -> HostFacts:
     cpus = read_host_cpus() if engine.cpu_binding not in ("", "none") else HostCpus()
     if engine.container.image:
         runtime = find_runtime(engine.container.runtime, os.environ)
-        hub = Path(container.hub_folder(engine, home)).is_dir()
+        hub = Path(container_command.hub_folder(engine, home)).is_dir()
         return HostFacts(home, os.environ, cpus, runtime, client_environment(os.environ), has_hub=hub)
     python = shutil.which(under_home(engine.python, home)) or ""
     program = str(Path(python).with_name("sglang")) if python else ""
     asked = engine.entry == "serve" or bool(cpus.nodes)
-    version = Release.read(versions.installed(Path(python), ("sglang",)).get("sglang", "")) if python and asked else None
+    version = Release.read(installed_versions.installed(Path(python), ("sglang",)).get("sglang", "")) if python and asked else None
     return HostFacts(home, os.environ, cpus, serve_program=program if os.access(program, os.X_OK) else "", sglang=version)
 
 
@@ -74,4 +80,4 @@ async def _installed(spec: TrialSpec, home: str) -> dict[str, str]:
         found = await image_id(spec.engine.container.runtime, image, os.environ)
         return {"image": found} if found else {}
     python = shutil.which(under_home(spec.engine.python, home))
-    return await asyncio.to_thread(versions.installed, Path(python)) if python else {}
+    return await asyncio.to_thread(installed_versions.installed, Path(python)) if python else {}

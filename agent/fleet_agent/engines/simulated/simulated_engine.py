@@ -9,15 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import proving, readiness
-from fleet_agent.engines.sglang.arguments import gang_words, words
-from fleet_agent.engines.sglang.binding import HostCpus, bind, choose
-from fleet_agent.engines.sglang.cpus import read_host_cpus
-from fleet_agent.engines.sglang.proving import Launched
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.engines.sglang import readiness
+from fleet_agent.engines.sglang.launch.arguments import gang_words, words
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind, choose
+from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
+from fleet_agent.engines.sglang.proof import configuration_proof
+from fleet_agent.engines.sglang.proof.configuration_proof import Launched
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 _HOST = "127.0.0.1"
 _OURS = ("model_path", "host", "port", "simulation", "nnodes", "node_rank", "dist_init_addr")
@@ -40,7 +41,7 @@ class SimulatedEngine:
         host = read_host_cpus() if asked not in ("", "none") else HostCpus()
         bound = bind(choose(asked, (), host), host, None)  # its GPUs are none of this host's: only a list binds
         argv = (
-            *(*bound.prefix, sys.executable, "-m", "fleet_agent.engines.simulated.server"),
+            *(*bound.prefix, sys.executable, "-m", "fleet_simulator.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
             *gang_words(spec.engine.gang),
             *words(spec.engine.args),
@@ -63,6 +64,6 @@ class SimulatedEngine:
     async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
         if spec.engine.gang.is_member:
-            return await proving.prove(Launched(spec, log_path, {}, {}, names_all=True), {})
+            return await configuration_proof.prove(Launched(spec, log_path, {}, {}, names_all=True), {})
         info = await readiness.server_info(url)
-        return await proving.prove(Launched(spec, log_path, spec.engine.args, {}, names_all=True), info)
+        return await configuration_proof.prove(Launched(spec, log_path, spec.engine.args, {}, names_all=True), info)

@@ -13,9 +13,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fleet_agent.load.lone import size_of
-from fleet_agent.load.native.library import Library, library
-from fleet_agent.load.reads import Reads
+from fleet_agent.load.client.native.library import Library, library
+from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.single_line_event import size_of
 
 ROOM_BYTES: Final = 1 << 17  # of one run in C: where runs are short, room for all the rest each time would make a long answer slow
 _MARK: Final = "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken

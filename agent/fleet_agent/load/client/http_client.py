@@ -12,12 +12,12 @@ from time import perf_counter_ns
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from fleet_agent.load import framing
-from fleet_agent.load.native.wire import new_wire
-from fleet_agent.load.reads import NOTHING, Reads, Taken
-from fleet_agent.load.records import ErrorName
-from fleet_agent.load.secure import Secure
-from fleet_agent.load.wire import Wire
+from fleet_agent.load.client import http_framing
+from fleet_agent.load.client.native_reader import new_wire
+from fleet_agent.load.client.received import NOTHING, Reads, Taken
+from fleet_agent.load.client.request_record import ErrorName
+from fleet_agent.load.client.socket_reader import Wire
+from fleet_agent.load.client.tls_stream import Secure
 
 KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -52,7 +52,7 @@ class Connection:
         self._secure = secure
         self._done: asyncio.Future[None] | None = None  # of the request in flight
         self._exchange = Exchange(0)
-        self._frame = framing.Framing()
+        self._frame = http_framing.Framing()
         self._watches = True  # whether the line may be told to watch for the end
         self._watched = False  # whether it was
         self._unsent: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Connection:
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
         """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
-        self._frame, self._watches, self._watched = framing.Framing(), True, False
+        self._frame, self._watches, self._watched = http_framing.Framing(), True, False
         exchange = self._exchange = Exchange(perf_counter_ns())
         done = self._done = loop.create_future()
         timer = loop.call_later(timeout_s, self._expire, timeout_s)
@@ -108,17 +108,17 @@ class Connection:
             self._give_up()
             return
         if self._watched:
-            self._frame, self._watches, self._watched = framing.Framing(), False, False
+            self._frame, self._watches, self._watched = http_framing.Framing(), False, False
             self._frame.feed(self._line.whole())
         elif self._watch(self._line.fresh()):
             return
-        if self._frame.state in (framing.ENDED, framing.BROKEN):
+        if self._frame.state in (http_framing.ENDED, http_framing.BROKEN):
             self.complete()
 
     def _watch(self, data: bytes) -> bool:
         """Take what came. True when the line watches for the end from here on: what is behind the head is then left to it."""
         frame = self._frame
-        if frame.state == framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
+        if frame.state == http_framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
             frame.feed(data[: end + 4])
             data = data[end + 4 :]
         ahead = frame.next_chunk() if self._watches else None

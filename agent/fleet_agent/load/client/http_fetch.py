@@ -7,7 +7,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_agent.load.framing import BROKEN, ENDED, Framing
+from fleet_agent.load.client.http_framing import BROKEN, ENDED, Framing
 
 Answer = tuple[int, bytes]
 LARGEST_ANSWER_BYTES = 32 << 20

@@ -12,10 +12,19 @@ from collections import deque
 from itertools import count
 from typing import Final
 
-from fleet_agent.load.native.library import BROKEN, CLOSED, END, LOOK, Answer, Library, News, library
-from fleet_agent.load.reads import NOTHING, Reads, Taken
-from fleet_agent.load.secure import Secure
-from fleet_agent.load.wire import NOBODY, Line, LoopWire, Owner, Wire
+from fleet_agent.load.client.native.library import (
+    BROKEN,
+    CLOSED,
+    END,
+    LOOK,
+    Answer,
+    Library,
+    News,
+    library,
+)
+from fleet_agent.load.client.received import NOTHING, Reads, Taken
+from fleet_agent.load.client.socket_reader import NOBODY, Line, LoopWire, Owner, Wire
+from fleet_agent.load.client.tls_stream import Secure
 
 _MOST_NEWS: Final = 64
 _PEEK_BYTES: Final = 1 << 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from fleet_agent.load.content import Content, as_messages, as_text, is_ids
+from fleet_agent.load.workload.prompt_content import Content, as_messages, as_text, is_ids
 
 CHAT: Final = "chat"
 COMPLETIONS: Final = "completions"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from typing import Any
 
-from fleet_agent.load import framing
-from fleet_agent.load.alike import Alike, Run
-from fleet_agent.load.lone import lone_event
-from fleet_agent.load.reads import Reads
-from fleet_agent.load.records import ErrorName, Response
-from fleet_agent.load.sse import Event, Events
+from fleet_agent.load.client import http_framing
+from fleet_agent.load.client.fast_path import Alike, Run
+from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.request_record import ErrorName, Response
+from fleet_agent.load.client.single_line_event import lone_event
+from fleet_agent.load.client.sse import Event, Events
 
 _MOST = 2**31 - 1  # a count above this is nonsense
 _DETAIL = 300  # characters of a server's own words that are kept
@@ -70,14 +70,14 @@ def decode(reads: Reads, *, closed: bool, failure: str = "", detail: str = "") -
     The client's failure stands only while the answer is incomplete: a connection reset after the last byte is no failure.
     Costs about a microsecond for each read that is like the one before it, which most are, and ten for any other.
     """
-    frame, reading = framing.Framing(), _Reading()
+    frame, reading = http_framing.Framing(), _Reading()
     words = _read_all(reads, frame, reading)
     if closed:
         frame.close()
     last_ns = reads.last_ns
-    if frame.state == framing.BROKEN:
+    if frame.state == http_framing.BROKEN:
         return Response(frame.status, last_ns=last_ns, error_kind=failure or ErrorName.MALFORMED, error_detail=frame.problem)
-    whole = frame.state == framing.ENDED
+    whole = frame.state == http_framing.ENDED
     if frame.status not in (0, 200):
         told = words.decode("utf-8", "replace")
         return Response(frame.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=told)
@@ -89,7 +89,7 @@ def decode(reads: Reads, *, closed: bool, failure: str = "", detail: str = "") -
     return _response(reading, frame.status, last_ns, kind, told)
 
 
-def _read_all(reads: Reads, frame: framing.Framing, reading: _Reading) -> bytes:
+def _read_all(reads: Reads, frame: http_framing.Framing, reading: _Reading) -> bytes:
     """Take every read; the first bytes of the content, for people."""
     events, words, data = Events(), b"", reads.data
     alike: Alike | None = None

@@ -6,9 +6,9 @@ import asyncio
 import secrets
 from typing import Final
 
-from fleet_agent.load.body import PATHS, Target, body, http_request
-from fleet_agent.load.client import Endpoint
-from fleet_agent.load.decode import decode
+from fleet_agent.load.client.http_client import Endpoint
+from fleet_agent.load.client.request_body import PATHS, Target, body, http_request
+from fleet_agent.load.client.response_decoder import decode
 
 _TRIES: Final = 300  # half a minute: what a run left in the queue of an overloaded server is worked off first
 _PAUSE_S: Final = 0.1

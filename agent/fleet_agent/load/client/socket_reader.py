@@ -18,9 +18,9 @@ from collections.abc import Callable
 from time import perf_counter_ns, time_ns
 from typing import Final, Protocol
 
-from fleet_agent.load import framing
-from fleet_agent.load.reads import Parts, Taken
-from fleet_agent.load.secure import Secure
+from fleet_agent.load.client import http_framing
+from fleet_agent.load.client.received import Parts, Taken
+from fleet_agent.load.client.tls_stream import Secure
 
 READ_BYTES: Final = 1 << 16
 LOOK_BYTES: Final = 1 << 13
@@ -191,7 +191,7 @@ class LoopLine:
         self._times: list[int] = []
         self._parts: list[bytes] = []
         self._taken = 0  # parts that were looked at
-        self._ending: framing.Ending | None = None
+        self._ending: http_framing.Ending | None = None
         self._look_at = self._most = 0
 
     def read(self) -> None:
@@ -241,16 +241,16 @@ class LoopLine:
         elif size < 4 or data.endswith(b"\r\n\r\n") or self.size > self._look_at:
             self._find_end(self._ending)
 
-    def _find_end(self, ending: framing.Ending) -> None:
+    def _find_end(self, ending: http_framing.Ending) -> None:
         """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny), and now and then.
 
         What was looked at needs no look at the end, when the next request of the slot is due.
         """
-        found = framing.LOOK_CLOSER if self.size > self._most else ending.look(self.fresh())
+        found = http_framing.LOOK_CLOSER if self.size > self._most else ending.look(self.fresh())
         self._look_at = self.size + LOOK_BYTES
-        if found != framing.GOES_ON:
+        if found != http_framing.GOES_ON:
             self._ending = None
-            (self._owner.complete if found == framing.AT_END else self._owner.look)()
+            (self._owner.complete if found == http_framing.AT_END else self._owner.look)()
 
     def expect(self, sent_ns: int, most: int) -> bool:
         """See `Line`."""
@@ -269,7 +269,7 @@ class LoopLine:
 
     def watch(self, left: int, rest: bytes) -> None:
         """See `Line`."""
-        self._ending = framing.Ending(left, rest)
+        self._ending = http_framing.Ending(left, rest)
         self._find_end(self._ending)
 
     def taken(self) -> Taken:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleet_agent.load.columns import Columns
+from fleet_agent.load.results.request_columns import Columns
 
 
 @dataclass(frozen=True, slots=True)

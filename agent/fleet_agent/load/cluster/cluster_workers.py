@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
-from fleet_agent.load import shard
-from fleet_agent.load.body import Target
-from fleet_agent.load.clocks import Look, Offset, estimate, on_our_clock, spread_ns
-from fleet_agent.load.cluster import JOIN_LIMIT_S, Files, Part
-from fleet_agent.load.crew import Done, cause
-from fleet_agent.load.far_shard import FarShard
-from fleet_agent.load.relays import Relays
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.cluster.clock_offset import Look, Offset, estimate, on_our_clock, spread_ns
+from fleet_agent.load.cluster.membership import JOIN_LIMIT_S, Files, Part
+from fleet_agent.load.cluster.relay_launcher import Relays
+from fleet_agent.load.cluster.shard_actor import FarShard
+from fleet_agent.load.workers import shard
+from fleet_agent.load.workers.local_workers import Done, cause
 from fleet_protos.errors import LoadFailed
 
 log = logging.getLogger(__name__)

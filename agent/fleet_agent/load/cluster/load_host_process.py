@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from fleet_agent.load.cluster import JOIN_LIMIT_S, LONGEST_HOLD_S, Files, Part
-from fleet_agent.load.ray_cluster import RayNode
-from fleet_agent.load.ray_session import end_own_session, wait_for_end_of_ray
-from fleet_protos.plain import log_to_stderr
+from fleet_agent.load.cluster.membership import JOIN_LIMIT_S, LONGEST_HOLD_S, Files, Part
+from fleet_agent.load.cluster.ray_node import RayNode
+from fleet_agent.load.workers.ray_session import end_own_session, wait_for_end_of_ray
+from fleet_protos.escape import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ async def _started(node: RayNode) -> None:
 
 
 def main() -> None:
-    """`python -m fleet_agent.load.node --cluster DIR --temporary DIR`."""
+    """`python -m fleet_agent.load.cluster.load_host_process --cluster DIR --temporary DIR`."""
     parser = argparse.ArgumentParser(description="Lends a host's cores to the load of another host's trial; started by fleet-agent.")
     parser.add_argument("--cluster", required=True, type=Path, help="the folder of its part")
     parser.add_argument("--temporary", required=True, help="an empty folder with a short path, which it removes at its end")

@@ -12,9 +12,9 @@ import shutil
 import time
 from typing import Any
 
-from fleet_agent.load.cluster import Files, Part, settings
-from fleet_agent.load.ray_session import SETTINGS, end_node, start_node
-from fleet_agent.load.temporary import temporary_folder
+from fleet_agent.load.cluster.membership import Files, Part, settings
+from fleet_agent.load.workers.ray_session import SETTINGS, end_node, start_node
+from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 
 class RayNode:

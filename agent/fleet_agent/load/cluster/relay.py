@@ -18,7 +18,7 @@ from typing import Final, cast
 
 import uvloop
 
-from fleet_agent.load.lag import Lag
+from fleet_agent.load.workers.loop_lag import Lag
 
 _FULL_BYTES: Final = 1 << 20  # one side that takes nothing stops the other here
 _BACKLOG: Final = 4096
@@ -131,7 +131,7 @@ def _tell(line: str) -> None:
 
 
 def main() -> None:
-    """`python -m fleet_agent.load.relay --address IP --port PORT --certificate F --key F --authority F`."""
+    """`python -m fleet_agent.load.cluster.relay --address IP --port PORT --certificate F --key F --authority F`."""
     parser = argparse.ArgumentParser(description="Lets the load hosts of one trial reach its server; started by the load process.")
     parser.add_argument("--address", required=True, help="where to listen, on any free port")
     parser.add_argument("--port", required=True, type=int, help="of the server on 127.0.0.1")

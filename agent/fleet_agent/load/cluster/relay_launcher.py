@@ -10,8 +10,8 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from fleet_agent.load.body import Target
-from fleet_agent.load.cluster import Files
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.cluster.membership import Files
 from fleet_protos.errors import LoadFailed
 
 _START_LIMIT_S: Final = 20.0
@@ -59,7 +59,7 @@ class Relays:
         await self.end()
         files = self._files
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fleet_agent.load.relay", "--address", self._address, "--port", str(server_port),
+            sys.executable, "-m", "fleet_agent.load.cluster.relay", "--address", self._address, "--port", str(server_port),
             "--certificate", str(files.certificate), "--key", str(files.key), "--authority", str(files.authority),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
         )  # fmt: skip

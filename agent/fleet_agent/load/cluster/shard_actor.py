@@ -6,8 +6,8 @@ import os
 import ssl
 from time import perf_counter_ns
 
-from fleet_agent.load import shard
-from fleet_agent.load.start import Start
+from fleet_agent.load.workers import shard
+from fleet_agent.load.workers.start_gate import Start
 
 
 class FarShard:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleet_agent.load.columns import DIGEST_CHARACTERS, SCALARS, Columns
-from fleet_agent.load.pieces import Chunks, Piece
+from fleet_agent.load.results.chunk_store import Chunks, Piece
+from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, SCALARS, Columns
 
 _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
 

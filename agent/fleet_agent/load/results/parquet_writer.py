@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fleet_agent.load import tables
-from fleet_agent.load.columns import NOT_TOLD, Columns
+from fleet_agent.load.results import arrow_tables
+from fleet_agent.load.results.request_columns import NOT_TOLD, Columns
 
 SCHEMA_VERSION: Final = "1"
 SCHEMA: Final = pa.schema(
@@ -113,16 +113,16 @@ def _gathered(batches: Iterator[Any]) -> Iterator[Any]:
 
 def _batches(columns: Columns) -> Iterator[Any]:
     """A batch a piece, in the schema of the file. Raises OSError when a piece cannot be read."""
-    scalars, digests, row = tables.scalars(columns), tables.digests(columns), 0
+    scalars, digests, row = arrow_tables.scalars(columns), arrow_tables.digests(columns), 0
     for piece in columns.pieces:
         part = scalars.slice(row, piece.rows)
-        chunk_ns, chunk_tokens = tables.chunk_lists(columns, row, piece)
+        chunk_ns, chunk_tokens = arrow_tables.chunk_lists(columns, row, piece)
         made = {
             "request": part.column("number"),
             "chunk_ns": chunk_ns,
             "chunk_tokens": chunk_tokens,
             "prompt_digest": digests.slice(row, piece.rows),
-            **{name: tables.texts(columns, name, part.column(name)) for name in _TEXTS},
+            **{name: arrow_tables.texts(columns, name, part.column(name)) for name in _TEXTS},
             **{name: _told(part.column(name), nothing) for name, nothing in _NULLS.items()},
         }
         yield pa.RecordBatch.from_arrays([made[name] if name in made else part.column(name) for name in SCHEMA.names], schema=SCHEMA)

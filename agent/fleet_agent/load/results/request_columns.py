@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-from fleet_agent.load.pieces import HELD_CHUNKS, PIECE_CHUNKS, Piece, Pieces
-from fleet_agent.load.records import Request, Response
+from fleet_agent.load.client.request_record import Request, Response
+from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, Piece, Pieces
 
 NOT_TOLD: Final = -1  # a count that the server did not tell
 MOST_COUNT: Final = 2**31 - 1

@@ -12,13 +12,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleet_agent.load import tables
-from fleet_agent.load.columns import DIGEST_CHARACTERS, NOT_TOLD, Columns
-from fleet_agent.load.percentiles import percentile, percentiles, streamed
-from fleet_agent.load.records import Request, Response
-from fleet_agent.load.slots import all_due_ns
-from fleet_protos import metrics as names
-from fleet_protos.trial import Workload
+from fleet_agent.load.client.request_record import Request, Response
+from fleet_agent.load.results import arrow_tables
+from fleet_agent.load.results.percentiles import percentile, percentiles, streamed
+from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, NOT_TOLD, Columns
+from fleet_agent.load.workload.slot_schedule import all_due_ns
+from fleet_protos import metric_names as names
+from fleet_protos.trial_types import Workload
 
 SALT_TOKENS: Final = 4  # the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
 SHARE_LEAST_REQUESTS: Final = 20
@@ -66,7 +66,7 @@ class _Rows:
 
     @staticmethod
     def of(columns: Columns, *, is_open: bool) -> _Rows:
-        table = tables.scalars(columns)
+        table = arrow_tables.scalars(columns)
         last, sent, due = (table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))
         return _Rows(table, due if is_open else pc.max_element_wise(sent, due), pc.max_element_wise(last, sent, due))
 
@@ -159,7 +159,7 @@ def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
         tpot_ns = timed.tpot_ns
         found |= dict(zip((names.TPOT_P50, names.TPOT_P99), percentiles(tpot_ns, 0.5, 0.99), strict=True))
         found[names.TPOT_MEAN] = pc.mean(tpot_ns).as_py()
-    return found | dict(zip((names.ICL_P50, names.ICL_P99), streamed(lambda: tables.good_gaps_ns(columns), 0.5, 0.99), strict=False))
+    return found | dict(zip((names.ICL_P50, names.ICL_P99), streamed(lambda: arrow_tables.good_gaps_ns(columns), 0.5, 0.99), strict=False))
 
 
 def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: Conditions) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _goodput(good: _Rows, conditions: Conditions) -> float | None:
 
 def _counted(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
     """How many rows have each of the texts."""
-    found = tables.texts(columns, name, rows[name]).fill_null("").value_counts()
+    found = arrow_tables.texts(columns, name, rows[name]).fill_null("").value_counts()
     return {entry["values"]: entry["counts"] for entry in found.to_pylist()}
 
 

@@ -6,15 +6,15 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from fleet_agent.engines.http import exchange
-from fleet_knowledge.figures.accept import Definition, Shape, rates
-from fleet_knowledge.figures.device_timer import DeviceTimes, cycle
-from fleet_knowledge.figures.exposition import is_whole
-from fleet_knowledge.figures.window import Accepted, Counters, of_counters
-from fleet_protos import metrics as names
+from fleet_agent.load.client.http_fetch import exchange
+from fleet_knowledge.sglang_metrics.accept_length import Accepted, Counters, of_counters
+from fleet_knowledge.sglang_metrics.accept_rate import Definition, Shape, rates
+from fleet_knowledge.sglang_metrics.device_timer import DeviceTimes, cycle
+from fleet_knowledge.sglang_metrics.prometheus_text import is_whole
+from fleet_protos import metric_names as names
 
 if TYPE_CHECKING:
-    from fleet_agent.load.summary import Summary  # which loads pyarrow
+    from fleet_agent.load.results.run_summary import Summary  # which loads pyarrow
 
 _LOOK_LIMIT_S: Final = 5.0
 _SETTLE_LOOKS: Final = 5

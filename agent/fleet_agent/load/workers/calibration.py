@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from fleet_agent.load.body import Target, http_request
-from fleet_agent.load.client import Endpoint
-from fleet_agent.load.null_server import LONG_PATH, SHORT_PATH, NullServer
-from fleet_protos import metrics as names
+from fleet_agent.load.client.http_client import Endpoint
+from fleet_agent.load.client.request_body import Target, http_request
+from fleet_agent.load.workers.null_server import LONG_PATH, SHORT_PATH, NullServer
+from fleet_protos import metric_names as names
 
 if TYPE_CHECKING:
-    from fleet_agent.load.shard import ShardResult
-    from fleet_agent.load.summary import Summary
+    from fleet_agent.load.results.run_summary import Summary
+    from fleet_agent.load.workers.shard import ShardResult
 
 STREAMS: Final = 64  # so many at a time, as under a load that comes near the limit
 ROUNDS: Final = 3

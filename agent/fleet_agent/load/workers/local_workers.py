@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from fleet_agent.load import shard
-from fleet_agent.load.body import Target
-from fleet_agent.load.ray_session import CORES
+from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.workers import shard
+from fleet_agent.load.workers.ray_session import CORES
 from fleet_protos.errors import LoadFailed
 
 _CANCEL: Final = "cancel-"

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from fleet_agent.load.temporary import temporary_folder
-from fleet_agent.processes import processes_of_session
+from fleet_agent.host.processes import processes_of_session
+from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 CORES: Final = 2  # workers for shards
 LOOPBACK: Final = "127.0.0.1"

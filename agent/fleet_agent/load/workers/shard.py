@@ -18,20 +18,20 @@ from typing import Any, Final
 
 import uvloop
 
-from fleet_agent.load.asks import Asks, asks_of
-from fleet_agent.load.body import PATHS, Target, body, http_request
-from fleet_agent.load.client import Connection, Endpoint, Exchange
-from fleet_agent.load.columns import Builder, Columns
-from fleet_agent.load.content import Messages
-from fleet_agent.load.decode import decode
-from fleet_agent.load.lag import Lag
-from fleet_agent.load.native.library import library
-from fleet_agent.load.pieces import HELD_CHUNKS
-from fleet_agent.load.prompts import Draw
-from fleet_agent.load.records import ErrorName, Request
-from fleet_agent.load.slots import first_due_ns
-from fleet_agent.load.start import Start
-from fleet_protos.trial import Workload
+from fleet_agent.load.client.http_client import Connection, Endpoint, Exchange
+from fleet_agent.load.client.native.library import library
+from fleet_agent.load.client.request_body import PATHS, Target, body, http_request
+from fleet_agent.load.client.request_record import ErrorName, Request
+from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.results.chunk_store import HELD_CHUNKS
+from fleet_agent.load.results.request_columns import Builder, Columns
+from fleet_agent.load.workers.loop_lag import Lag
+from fleet_agent.load.workers.start_gate import Start
+from fleet_agent.load.workload.prompt_content import Messages
+from fleet_agent.load.workload.prompts import Draw
+from fleet_agent.load.workload.request_plan import Asks, asks_of
+from fleet_agent.load.workload.slot_schedule import first_due_ns
+from fleet_protos.trial_types import Workload
 
 GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
 MOST_IN_FLIGHT: Final = 16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from fleet_protos.attachment import Trace
-from fleet_protos.trial import Stage, Workload
+from fleet_protos.trial_types import Stage, Workload
 
 CONSTANT = "constant"
 POISSON = "poisson"

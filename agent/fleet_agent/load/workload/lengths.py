@@ -7,7 +7,7 @@ from hashlib import sha256
 from statistics import NormalDist
 from typing import Final
 
-from fleet_protos.trial import Lengths
+from fleet_protos.trial_types import Lengths
 
 UNIFORM: Final = "uniform"
 LOGNORMAL: Final = "lognormal"

@@ -8,7 +8,7 @@ from hashlib import sha256
 from random import Random
 from typing import Final, TypeGuard, cast
 
-from fleet_agent.load.made_text import made_text
+from fleet_agent.load.workload.synthetic_text import made_text
 from fleet_protos.attachment import Message
 
 Messages = tuple[Message, ...]

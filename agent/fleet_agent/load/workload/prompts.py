@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from fleet_agent.load.content import Content
-from fleet_agent.load.made_text import long_prompt
-from fleet_agent.load.prompt_sets import SETS
+from fleet_agent.load.workload.prompt_content import Content
+from fleet_agent.load.workload.prompt_sets import SETS
+from fleet_agent.load.workload.synthetic_text import long_prompt
 from fleet_protos.attachment import Prompts, Trace
 
 PREFIX = "builtin:"

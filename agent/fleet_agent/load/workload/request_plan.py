@@ -9,12 +9,22 @@ from itertools import accumulate
 from math import log
 from typing import Final, Protocol
 
-from fleet_agent.load.content import END_ID, Content, Messages, begun_with, digest, messages_of, preceded, random_ids, size
-from fleet_agent.load.lengths import length, share
-from fleet_agent.load.prompts import RANDOM, Draw, in_order, run_salt, salt
-from fleet_agent.load.traced import Traced
+from fleet_agent.load.workload.lengths import length, share
+from fleet_agent.load.workload.prompt_content import (
+    END_ID,
+    Content,
+    Messages,
+    begun_with,
+    digest,
+    messages_of,
+    preceded,
+    random_ids,
+    size,
+)
+from fleet_agent.load.workload.prompts import RANDOM, Draw, in_order, run_salt, salt
+from fleet_agent.load.workload.trace_prompts import Traced
 from fleet_protos.attachment import Prompts, Trace
-from fleet_protos.trial import Lengths, Part, SharedPrefix, Workload
+from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Workload
 
 SALT: Final = "salt"
 FLUSH: Final = "flush"

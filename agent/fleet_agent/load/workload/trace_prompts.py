@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Final
 
-from fleet_agent.load.content import Content, random_ids
-from fleet_agent.load.made_text import made_text, question
+from fleet_agent.load.workload.prompt_content import Content, random_ids
+from fleet_agent.load.workload.synthetic_text import made_text, question
 from fleet_protos.attachment import Trace
 
 BLOCK_TOKENS: Final = 512  # of a block of a Mooncake trace

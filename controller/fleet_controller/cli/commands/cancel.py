@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from fleet_controller.cli.connect import connected, controller_address, stored
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.fleet_file import fleet_of_job
-from fleet_controller.cli.places import Places, host_name, places
+from fleet_controller.cli.controller_connection import connected, controller_address, stored
+from fleet_controller.cli.fleet_file_option import fleet_of_job
+from fleet_controller.cli.state_folder import Places, host_name, places
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import JobSummary
 from fleet_controller.core.inventory import Inventory
-from fleet_controller.report.values import JobSummary
 from fleet_protos.errors import ExitCode
 
 
@@ -40,7 +40,7 @@ async def _cancelled(arguments: argparse.Namespace, console: Console) -> tuple[s
 
 def _note(home: Places, job: JobSummary) -> None:
     """In the store first, so that no controller starts any more of it."""
-    from fleet_controller.lock import held
+    from fleet_controller.store.file_lock import held
     from fleet_controller.store.store import Store
 
     with held(home.lock):
@@ -62,7 +62,7 @@ async def _end_what_runs(home: Places, job: JobSummary, arguments: argparse.Name
         console.tell(f"no controller runs: one here sees the servers on the hosts of {fleet.file} end")
         await _end_on_hosts(home, job, fleet, arguments)
         return
-    from fleet_controller.cli.machine import Here, local_agent, machine
+    from fleet_controller.cli.local_controller import Here, local_agent, machine
 
     place = Here(home, host_name())
     async with machine(local_agent(place), place, console.tell) as at_work:
@@ -71,9 +71,9 @@ async def _end_what_runs(home: Places, job: JobSummary, arguments: argparse.Name
 
 
 async def _end_on_hosts(home: Places, job: JobSummary, fleet: Inventory, arguments: argparse.Namespace) -> None:
-    from fleet_controller.following import following
-    from fleet_controller.trust.place import trust_folder
-    from fleet_controller.working import working
+    from fleet_controller.app.bootstrap import working
+    from fleet_controller.hosts.target_access import following
+    from fleet_controller.pki.trust_path import trust_folder
 
     async with working(home.controller, following((), fleet, trust_folder(arguments.trust, home.state))) as at_work:
         async for _ in at_work.fleet.watch(job.job_id):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from fleet_controller.analysis.compare import Comparison, compare
-from fleet_controller.analysis.own_numbers import read_own_numbers
+from fleet_controller.analysis.csv_runs import read_own_numbers
 from fleet_controller.analysis.verdict import Question, Verdict
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import read_text
-from fleet_controller.report.comparison import json_of
-from fleet_controller.report.screen import comparison_text
-from fleet_controller.spec.findings import ERROR, Finding, JobRejected
+from fleet_controller.cli.input_files import read_text
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.report.comparison_output import json_of
+from fleet_controller.report.terminal_layout import comparison_text
+from fleet_controller.yaml.findings import ERROR, Finding, JobRejected
 from fleet_protos.errors import ConfigError, ExitCode
 
 
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.csv:
         comparison = compare_csv(arguments.csv, arguments)
     else:
-        from fleet_controller.cli.results import compare_stored
+        from fleet_controller.cli.job_comparison import compare_stored
 
         comparison = compare_stored(arguments)
     print_comparison(comparison, arguments.json, console)

@@ -9,19 +9,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.fleet_file import fleet_of
-from fleet_controller.cli.places import places
-from fleet_controller.cli.progress import host_lines
+from fleet_controller.cli.fleet_file_option import fleet_of
+from fleet_controller.cli.state_folder import places
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.cli.terminal.host_progress import host_lines
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.apply import deploy_host
-from fleet_controller.deploy.bundle import Bundler, user_cache
-from fleet_controller.deploy.commands import shown
-from fleet_controller.deploy.fleetwide import chosen, everywhere, exit_code, pool
-from fleet_controller.deploy.removal import undeploy_host
-from fleet_controller.deploy.tools import HostResult, Tools
-from fleet_controller.trust.authority import Authority
-from fleet_controller.trust.place import trust_folder
+from fleet_controller.deploy.deploy_context import HostResult, Tools
+from fleet_controller.deploy.deploy_host import deploy_host
+from fleet_controller.deploy.fan_out import chosen, everywhere, exit_code, pool
+from fleet_controller.deploy.host_commands import shown
+from fleet_controller.deploy.undeploy_host import undeploy_host
+from fleet_controller.deploy.wheel_bundle import Bundler, user_cache
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.trust_path import trust_folder
 from fleet_protos.errors import ConfigError
 
 

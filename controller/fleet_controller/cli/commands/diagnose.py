@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from fleet_controller.cli.console import Console
-from fleet_controller.report.diagnosis import TEXT, Told, joined, lines_of, parts_of, told_of
-from fleet_knowledge.log.diagnosis import UNKNOWN
-from fleet_knowledge.log.reader import LogReader
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.report.diagnosis_output import TEXT, Told, joined, lines_of, parts_of, told_of
+from fleet_knowledge.server_log.diagnosis.diagnosis import UNKNOWN
+from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ConfigError, ExitCode
 
 _CHUNK_BYTES = 1 << 20

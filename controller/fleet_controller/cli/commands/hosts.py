@@ -8,12 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 
-from fleet_controller.cli.care import check, drain, undrain
-from fleet_controller.cli.connect import connected
-from fleet_controller.cli.console import Console
-from fleet_controller.report.hosts import host_json, host_lines, hosts_json, hosts_table
-from fleet_controller.report.screen import table_text
-from fleet_controller.report.values import Controller, HostStatus
+from fleet_controller.cli.commands.hosts_drain import check, drain, undrain
+from fleet_controller.cli.controller_connection import connected
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import Controller, HostStatus
+from fleet_controller.report.host_output import host_json, host_lines, hosts_json, hosts_table
+from fleet_controller.report.terminal_layout import table_text
 from fleet_protos.errors import ConfigError, ExitCode, NotFound
 
 Action = Callable[[Controller, argparse.Namespace, Console], Awaitable[int]]
@@ -22,7 +22,7 @@ Action = Callable[[Controller, argparse.Namespace, Console], Awaitable[int]]
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One action, by name."""
     if arguments.action == "revoke":  # a matter of the trust folder: no controller is asked
-        from fleet_controller.cli.trust import revoke_hosts
+        from fleet_controller.cli.commands.trust import revoke_hosts
 
         return revoke_hosts(arguments, console)
     return asyncio.run(_run(_ACTIONS[arguments.action], arguments, console))

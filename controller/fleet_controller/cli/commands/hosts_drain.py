@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_controller.cli.console import Console
-from fleet_controller.report.checks import check_line, checks_json, checks_lines, checks_table
-from fleet_controller.report.screen import table_text
-from fleet_controller.report.values import Controller, HostCheck
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import Controller, HostCheck
+from fleet_controller.report.host_check_output import (
+    check_line,
+    checks_json,
+    checks_lines,
+    checks_table,
+)
+from fleet_controller.report.terminal_layout import table_text
 from fleet_protos.errors import ConfigError, ExitCode
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.trust import made_authority
+from fleet_controller.cli.commands.trust import made_authority
+from fleet_controller.cli.terminal.console import Console
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode
 
@@ -19,14 +19,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def _init(arguments: argparse.Namespace, console: Console) -> int:
     _check_init(arguments)
     if arguments.from_command:
-        from fleet_controller.cli import pasted
+        from fleet_controller.cli.commands import init_from_command
 
-        return pasted.run(arguments, console)
+        return init_from_command.run(arguments, console)
     if arguments.spec_sweep:
-        from fleet_controller.cli import sweep
+        from fleet_controller.cli.commands import init_spec_sweep
 
-        return sweep.run(arguments, console)
-    from fleet_controller.spec.template import fleet_template, job_template
+        return init_spec_sweep.run(arguments, console)
+    from fleet_controller.job_file.job_template import fleet_template, job_template
 
     folder = Path(arguments.folder)
     files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}
@@ -58,7 +58,8 @@ def _check_init(arguments: argparse.Namespace) -> None:
 
 
 def _schema(arguments: argparse.Namespace, console: Console) -> int:
-    from fleet_controller.spec.schema import fleet_schema, job_schema
+    from fleet_controller.fleet_file.fleet_models import fleet_schema
+    from fleet_controller.job_file.job_models import job_schema
 
     console.json(fleet_schema() if arguments.kind == "fleet" else job_schema())
     return ExitCode.DONE

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import read_text
-from fleet_controller.cli.lint import finding_lines, summary
-from fleet_controller.pasted.reading import OK, Pasted, read_pasted
+from fleet_controller.cli.commands.lint import finding_lines, summary
+from fleet_controller.cli.input_files import read_text
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.importers.import_launch import OK, Pasted, read_pasted
 from fleet_protos.errors import ConfigError, ExitCode
 
 

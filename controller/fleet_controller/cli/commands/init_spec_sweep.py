@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fleet_controller.cli.console import Console
-from fleet_controller.spec.sweep_job import sweep_job
-from fleet_knowledge.sglang.sweep import SweepPoint, expand, servers, split
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.importers.sweep_job import sweep_job
+from fleet_knowledge.sglang.speculation.sweep_notation import SweepPoint, expand, servers, split
 from fleet_protos.errors import ConfigError, ExitCode
 
 

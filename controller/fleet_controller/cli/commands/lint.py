@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.input import folder_of, read_bytes
-from fleet_controller.spec.findings import ERROR, Finding, FleetRejected, JobRejected, has_errors
+from fleet_controller.cli.input_files import folder_of, read_bytes
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected, JobRejected, has_errors
 from fleet_protos.errors import ExitCode
 
 
@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _findings(name: str) -> Sequence[Finding]:
-    from fleet_controller.pasted.kinds import is_pasted
-    from fleet_controller.pasted.reading import read_pasted
-    from fleet_controller.spec.load import load_job
+    from fleet_controller.importers.detect_format import is_pasted
+    from fleet_controller.importers.import_launch import read_pasted
+    from fleet_controller.job_file.job_loader import load_job
 
     content = read_bytes(name)
     text = content.decode("utf-8", errors="replace")
@@ -50,7 +50,7 @@ def is_fleet(text: str) -> bool:
 
 
 def _fleet_findings(content: bytes, name: str) -> Sequence[Finding]:
-    from fleet_controller.spec.fleet import check_fleet
+    from fleet_controller.fleet_file.fleet_loader import check_fleet
 
     try:
         return check_fleet(content, name).findings

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from fleet_controller.cli.connect import connected
-from fleet_controller.cli.console import Console
-from fleet_controller.report.causes import cause_lines
-from fleet_controller.report.repro import repro_script
-from fleet_controller.report.values import TrialDetail
+from fleet_controller.cli.controller_connection import connected
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import TrialDetail
+from fleet_controller.report.failure_causes import cause_lines
+from fleet_controller.report.repro_script import repro_script
 from fleet_protos.errors import ConfigError, ExitCode
 
 

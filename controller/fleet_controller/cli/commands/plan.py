@@ -6,26 +6,26 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.fleet_file import read_fleet
-from fleet_controller.cli.lint import finding_lines
-from fleet_controller.cli.places import host_name
-from fleet_controller.cli.prune import load_for
-from fleet_controller.core.arms import Twin, twins
-from fleet_controller.core.choosing import Candidate, choice_findings, choose
-from fleet_controller.core.cost import Cost, cost
-from fleet_controller.core.estimate import estimate, gpu_hours
+from fleet_controller.cli.commands.lint import finding_lines
+from fleet_controller.cli.fleet_file_option import read_fleet
+from fleet_controller.cli.job_loading import load_for
+from fleet_controller.cli.state_folder import host_name
+from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
-from fleet_controller.core.lending import lenders, lending_findings, load_plan
-from fleet_controller.core.plan import Plan, Variant, gangs_of, make_plan
-from fleet_controller.report.comparison import duration_text
-from fleet_controller.report.screen import table_text
+from fleet_controller.fleet_file.find_fleet_file import fleet_path
+from fleet_controller.planning.cost import Cost, cost
+from fleet_controller.planning.equivalence import Twin, twins
+from fleet_controller.planning.estimate import estimate, gpu_hours
+from fleet_controller.planning.host_selection import Candidate, choice_findings, choose
+from fleet_controller.planning.load_host_assignment import lenders, lending_findings, load_plan
+from fleet_controller.planning.plan import Plan, Variant, gangs_of, make_plan
+from fleet_controller.report.comparison_output import duration_text
 from fleet_controller.report.table import Table
-from fleet_controller.spec.findings import in_order
-from fleet_controller.spec.fleet_place import fleet_path
+from fleet_controller.report.terminal_layout import table_text
+from fleet_controller.yaml.findings import in_order
 from fleet_protos.errors import ExitCode
-from fleet_protos.trial import Workload
+from fleet_protos.trial_types import Workload
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fleet_controller.analysis.compare import Comparison
-from fleet_controller.analysis.launches import StoredRun
-from fleet_controller.cli.connect import connected
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.results import asked, compare_job
-from fleet_controller.report.comparison import csv_of, json_of, markdown_of
-from fleet_controller.report.searches import searches_markdown
+from fleet_controller.cli.controller_connection import connected
+from fleet_controller.cli.job_comparison import asked, compare_job
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import StoredRun
+from fleet_controller.report.comparison_output import csv_of, json_of, markdown_of
+from fleet_controller.report.search_output import searches_markdown
 from fleet_protos.errors import ConfigError, ExitCode
 
 

@@ -7,22 +7,22 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
-from fleet_controller.cli.connect import stored
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.display import Display, progress_display
-from fleet_controller.cli.extras import need_the_agent
-from fleet_controller.cli.fleet_file import fleet_of_job
-from fleet_controller.cli.interrupts import Interrupts
-from fleet_controller.cli.lint import finding_lines
-from fleet_controller.cli.machine import Here, here, local_agent, machine
-from fleet_controller.cli.places import Places
-from fleet_controller.cli.prune import load_for
-from fleet_controller.cli.trouble import tell_trouble
-from fleet_controller.cli.watch import Ending, ending, follow, print_ending
-from fleet_controller.embedded import LocalAgent
-from fleet_controller.report.values import Controller
-from fleet_controller.spec.fleet_place import fleet_path
-from fleet_controller.spec.load import LoadedJob
+from fleet_controller.app.local_agent import LocalAgent
+from fleet_controller.cli.commands.lint import finding_lines
+from fleet_controller.cli.commands.watch import Ending, ending, follow, print_ending
+from fleet_controller.cli.controller_connection import stored
+from fleet_controller.cli.fleet_file_option import fleet_of_job
+from fleet_controller.cli.host_warnings import tell_trouble
+from fleet_controller.cli.job_loading import load_for
+from fleet_controller.cli.local_controller import Here, here, local_agent, machine
+from fleet_controller.cli.missing_extras import need_the_agent
+from fleet_controller.cli.state_folder import Places
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.cli.terminal.interrupts import Interrupts
+from fleet_controller.cli.terminal.live_display import Display, progress_display
+from fleet_controller.core.controller_api import Controller
+from fleet_controller.fleet_file.find_fleet_file import fleet_path
+from fleet_controller.job_file.job_loader import LoadedJob
 from fleet_protos.errors import Conflict, ExitCode
 
 _FIRST_LOOKS = 200
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """One of the three, by name."""
     file = fleet_path(arguments.fleet) if arguments.command == "up" and not arguments.local else None
     if file is not None:
-        from fleet_controller.cli.up import up
+        from fleet_controller.cli.commands.up import up
 
         return asyncio.run(up(arguments, here(arguments), file, console))
     need_the_agent()

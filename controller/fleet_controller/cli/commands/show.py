@@ -6,15 +6,21 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from fleet_controller.analysis.launches import StoredRun
-from fleet_controller.cli.connect import connected, controller_address
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.places import places
-from fleet_controller.report.causes import cause_lines, of_each_class
-from fleet_controller.report.jobs import job_heading, jobs_json, jobs_table, kept_out_table, show_json, trials_table
-from fleet_controller.report.screen import table_text
-from fleet_controller.report.searches import BY_LAUNCH, BY_LOAD, limits_table, loads_table
-from fleet_controller.report.values import Controller, JobSummary
+from fleet_controller.cli.controller_connection import connected, controller_address
+from fleet_controller.cli.state_folder import places
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.core.controller_api import Controller, JobSummary, StoredRun
+from fleet_controller.report.failure_causes import cause_lines, of_each_class
+from fleet_controller.report.job_output import (
+    job_heading,
+    jobs_json,
+    jobs_table,
+    kept_out_table,
+    show_json,
+    trials_table,
+)
+from fleet_controller.report.search_output import BY_LAUNCH, BY_LOAD, limits_table, loads_table
+from fleet_controller.report.terminal_layout import table_text
 from fleet_protos.errors import ExitCode
 
 Verb = Callable[[Controller, argparse.Namespace, Console], Awaitable[None]]

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.places import places
-from fleet_controller.trust.place import trust_folder
+from fleet_controller.cli.state_folder import places
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.pki.trust_path import trust_folder
 from fleet_protos.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from fleet_controller.trust.authority import Authority
+    from fleet_controller.pki.authority import Authority
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def made_authority(arguments: argparse.Namespace, *, replace: bool = False) -> str:
     """Make the authority unless there is one; what was done, in one line."""
-    from fleet_controller.trust.establish import establish
+    from fleet_controller.pki.initialize import establish
 
     folder = _folder(arguments)
     if establish(folder, user_name(), replace=replace):
@@ -57,8 +57,8 @@ def user_name() -> str:
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> None:
-    from fleet_controller.report.screen import table_text
-    from fleet_controller.report.trust import trust_json, trust_notes, trust_of, trust_table
+    from fleet_controller.report.terminal_layout import table_text
+    from fleet_controller.report.trust_output import trust_json, trust_notes, trust_of, trust_table
 
     trust = trust_of(_folder(arguments), time.time_ns() // 1_000_000_000)
     if arguments.json:
@@ -71,7 +71,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
 def _issue(arguments: argparse.Namespace, console: Console) -> None:
     if len(arguments.names) != 1 or not arguments.output:
         raise ConfigError("trust issue needs the name of a user and a folder", "fleetctl trust issue ann -o ann-trust")
-    from fleet_controller.trust import folder as files
+    from fleet_controller.pki import trust_folder as files
 
     name, folder = arguments.names[0], Path(arguments.output)
     if folder.exists():
@@ -156,7 +156,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 
 def _open(arguments: argparse.Namespace) -> Authority:
-    from fleet_controller.trust.authority import Authority
+    from fleet_controller.pki.authority import Authority
 
     return Authority.open(_folder(arguments))
 

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.display import Display, progress_display
-from fleet_controller.cli.interrupts import Interrupts
-from fleet_controller.cli.lint import finding_lines
-from fleet_controller.cli.machine import Here, log_to_file, refuse_a_second
-from fleet_controller.following import following
-from fleet_controller.report.values import HostStatus
-from fleet_controller.spec.fleet import load_fleet_file
-from fleet_controller.trust.place import trust_folder
-from fleet_controller.working import Working, working
+from fleet_controller.app.bootstrap import Working, working
+from fleet_controller.cli.commands.lint import finding_lines
+from fleet_controller.cli.local_controller import Here, log_to_file, refuse_a_second
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.cli.terminal.interrupts import Interrupts
+from fleet_controller.cli.terminal.live_display import Display, progress_display
+from fleet_controller.core.controller_api import HostStatus
+from fleet_controller.fleet_file.fleet_loader import load_fleet_file
+from fleet_controller.hosts.target_access import following
+from fleet_controller.pki.trust_path import trust_folder
 from fleet_protos.errors import ExitCode
 
 _MOST_TOLD = 10

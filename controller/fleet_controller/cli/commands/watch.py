@@ -9,20 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet_controller.analysis.compare import EXTERNAL, Comparison
-from fleet_controller.cli.compare import print_comparison
-from fleet_controller.cli.connect import connected
-from fleet_controller.cli.console import Console
-from fleet_controller.cli.display import Display, progress_display
-from fleet_controller.cli.lint import finding_lines
-from fleet_controller.cli.prune import load_for
-from fleet_controller.cli.results import Asked, compare_job
+from fleet_controller.cli.commands.compare import print_comparison
+from fleet_controller.cli.commands.lint import finding_lines
+from fleet_controller.cli.controller_connection import connected
+from fleet_controller.cli.job_comparison import Asked, compare_job
+from fleet_controller.cli.job_loading import load_for
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.cli.terminal.live_display import Display, progress_display
+from fleet_controller.core.controller_api import (
+    Controller,
+    HostStatus,
+    JobDetail,
+    JobSummary,
+    TrialStatus,
+)
 from fleet_controller.core.job import Job
-from fleet_controller.report.progress import Progress, advance, ending_text, finished_since
-from fleet_controller.report.values import Controller, HostStatus, JobDetail, JobSummary, TrialStatus
-from fleet_controller.spec.fleet_place import fleet_path
+from fleet_controller.fleet_file.find_fleet_file import fleet_path
+from fleet_controller.report.job_progress import Progress, advance, ending_text, finished_since
 from fleet_protos.errors import ErrorKind, ExitCode
 from fleet_protos.events import RunFinished
-from fleet_protos.trial import Outcome, RunResult
+from fleet_protos.trial_types import Outcome, RunResult
 
 _MOST_TOLD = 10
 _BEFORE_A_LAUNCH = (ErrorKind.CONFIG, ErrorKind.CONFLICT)  # most often: what a preflight refuses has no log
@@ -65,9 +71,9 @@ def waiting_lines(hosts: Sequence[HostStatus], detail: JobDetail) -> list[str]:
 
 def _price_lines(job: Job, arguments: argparse.Namespace) -> list[str]:
     """What it costs by the fleet file that is here, which the controller's may differ from."""
-    from fleet_controller.cli.fleet_file import read_fleet
-    from fleet_controller.cli.plan import cost_text, plan_on
-    from fleet_controller.core.cost import cost
+    from fleet_controller.cli.commands.plan import cost_text, plan_on
+    from fleet_controller.cli.fleet_file_option import read_fleet
+    from fleet_controller.planning.cost import cost
 
     path = fleet_path(arguments.fleet)
     if path is None:

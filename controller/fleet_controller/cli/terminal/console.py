@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_protos.errors import ConfigError
-from fleet_protos.plain import plain_but_colours
+from fleet_protos.escape import plain_but_colours
 
 _STYLES = {
     "FASTER": "1;32", "SLOWER": "1;31", "EQUIVALENT": "36", "INCONCLUSIVE": "33", "error": "1;31", "warning": "33", "info": "36",

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from fleet_controller.report.progress import Progress, display
-from fleet_protos.plain import plain
+from fleet_controller.report.job_progress import Progress, display
+from fleet_protos.escape import plain
 
 if TYPE_CHECKING:
     from rich.text import Text

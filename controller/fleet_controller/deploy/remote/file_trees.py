@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 from typing import BinaryIO
 
-from fleet_controller.deploy.remote.files import NEW, Refused, remove_empty
+from fleet_controller.deploy.remote.atomic_files import NEW, Refused, remove_empty
 
 CHUNK = 1 << 20
 SILENCE_S = 300  # a session that is cut off without a word would hold the lock for hours

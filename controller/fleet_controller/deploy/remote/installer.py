@@ -18,8 +18,25 @@ import time
 import zipfile
 from typing import Any, BinaryIO
 
-from fleet_controller.deploy.remote.files import NEW, Refused, own, remove_empty, switch, sync_disk, sync_folder, write_synced
-from fleet_controller.deploy.remote.trees import SILENCE_S, receive, remove_known, remove_tree, unpack_tar, unpack_wheel, write_list
+from fleet_controller.deploy.remote.atomic_files import (
+    NEW,
+    Refused,
+    own,
+    remove_empty,
+    switch,
+    sync_disk,
+    sync_folder,
+    write_synced,
+)
+from fleet_controller.deploy.remote.file_trees import (
+    SILENCE_S,
+    receive,
+    remove_known,
+    remove_tree,
+    unpack_tar,
+    unpack_wheel,
+    write_list,
+)
 
 MADE = "made.jsonl"
 MISSING_SPACE = (28, 122)  # ENOSPC, EDQUOT

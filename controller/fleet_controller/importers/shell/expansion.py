@@ -6,8 +6,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.pasted.lexer import ARITHMETIC, TEXT, VARIABLE, Operator, Piece, Word, tokens_of
-from fleet_controller.pasted.notes import Notes
+from fleet_controller.importers.shell.lexer import (
+    ARITHMETIC,
+    TEXT,
+    VARIABLE,
+    Operator,
+    Piece,
+    Word,
+    tokens_of,
+)
+from fleet_controller.yaml.finding_collector import Notes
 
 _PARAMETER = re.compile(r"([!#])?([A-Za-z_]\w*|\d+|[@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fleet_controller.pasted.notes import Notes
+from fleet_controller.yaml.finding_collector import Notes
 
 LARGEST_CHARS = 1 << 18
 _MOST_TOKENS = 100_000

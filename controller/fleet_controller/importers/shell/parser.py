@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.pasted.lexer import Operator, Piece, Token, Word
-from fleet_controller.pasted.notes import Notes
+from fleet_controller.importers.shell.lexer import Operator, Piece, Token, Word
+from fleet_controller.yaml.finding_collector import Notes
 
 _OPENS = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "case": "esac"}
 _CLOSES = frozenset(_OPENS.values())

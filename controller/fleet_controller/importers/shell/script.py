@@ -6,10 +6,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.pasted.grammar import Command, Redirection, commands_of
-from fleet_controller.pasted.lexer import LARGEST_CHARS, TEXT, Operator, Piece, Token, Word, tokens_of
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument, Variable, Variables
+from fleet_controller.importers.shell.expansion import Argument, Variable, Variables
+from fleet_controller.importers.shell.lexer import (
+    LARGEST_CHARS,
+    TEXT,
+    Operator,
+    Piece,
+    Token,
+    Word,
+    tokens_of,
+)
+from fleet_controller.importers.shell.parser import Command, Redirection, commands_of
+from fleet_controller.yaml.finding_collector import Notes
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*")

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.pasted.docker import mount_of, port_of
-from fleet_controller.pasted.launch import Box, Start
-from fleet_controller.pasted.lexer import Word, tokens_of
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument, Variables
-from fleet_controller.pasted.yamlfile import Tree, listing, mapping, trees_of
-from fleet_controller.spec.document import Path
+from fleet_controller.importers.shell.expansion import Argument, Variables
+from fleet_controller.importers.shell.lexer import Word, tokens_of
+from fleet_controller.importers.sources.docker_run import mount_of, port_of
+from fleet_controller.importers.sources.launch_values import Box, Start
+from fleet_controller.importers.sources.yaml_tree import Tree, listing, mapping, trees_of
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.finding_collector import Notes
 
 _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?:(:?[-?+])([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\})")
 _QUIET = frozenset({

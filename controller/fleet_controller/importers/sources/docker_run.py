@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet_controller.pasted.launch import Box, Start
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.launch_values import Box, Start
+from fleet_controller.yaml.finding_collector import Notes
 
 _RUNTIMES = frozenset({"docker", "podman", "nerdctl", "nvidia-docker", "docker.io"})
 _VERBS = frozenset({"run", "create"})

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fleet_controller.pasted.launch import Box, Start
-from fleet_controller.pasted.lexer import Word, tokens_of
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.script import read_script
-from fleet_controller.pasted.starts import starts_of_script
-from fleet_controller.pasted.variables import Argument, Variable, Variables
+from fleet_controller.importers.shell.expansion import Argument, Variable, Variables
+from fleet_controller.importers.shell.lexer import Word, tokens_of
+from fleet_controller.importers.shell.script import read_script
+from fleet_controller.importers.sources.launch_values import Box, Start, starts_of_script
+from fleet_controller.yaml.finding_collector import Notes
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 

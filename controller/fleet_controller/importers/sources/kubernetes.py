@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.pasted.environment import GROUP_SIZE
-from fleet_controller.pasted.launch import Box, Start
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument
-from fleet_controller.pasted.yamlfile import Tree, listing, mapping, trees_of
-from fleet_controller.spec.document import Path
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.launch_values import Box, Start
+from fleet_controller.importers.sources.yaml_tree import Tree, listing, mapping, trees_of
+from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.finding_collector import Notes
 
+GROUP_SIZE = "LWS_GROUP_SIZE"  # set by the operator of a LeaderWorkerSet, for the command line
 _REFERENCE = re.compile(r"\$(?:\$|\((\w+)\))")
 _GPU = re.compile(r"(?:nvidia|amd|gpu\.intel|habana|intel)\.(?:com|ai)/\S+")
 _SECRET = "secret://"

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.pasted.grammar import Redirection
-from fleet_controller.pasted.variables import Argument
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.shell.parser import Redirection
+from fleet_controller.importers.shell.script import Run, Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +77,13 @@ class Launch:
     options: Mapping[str, Option]
     env: Mapping[str, Argument]
     loose: tuple[Argument, ...] = ()  # unknown variables that may hold more options
+
+
+def starts_of_script(script: Script) -> list[Start]:
+    """What a shell script starts, in its order."""
+    return [started(run) for run in script.runs]
+
+
+def started(run: Run) -> Start:
+    """The command that a script runs."""
+    return Start(run.words, run.line, run.env, None, run.redirections, run.end, run.within)

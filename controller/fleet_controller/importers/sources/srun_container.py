@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet_controller.pasted.launch import Box
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.sources.launch_values import Box
+from fleet_controller.yaml.finding_collector import Notes
 
 _IMAGE, _MOUNTS = "--container-image", "--container-mounts"
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fleet_controller.pasted.launch import Start
-from fleet_controller.pasted.lexer import Word, tokens_of
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument, Variable, Variables
+from fleet_controller.importers.shell.expansion import Argument, Variable, Variables
+from fleet_controller.importers.shell.lexer import Word, tokens_of
+from fleet_controller.importers.sources.launch_values import Start
+from fleet_controller.yaml.finding_collector import Notes
 
 _OF_THE_UNIT = ("User", "Group", "WorkingDirectory", "LimitMEMLOCK", "LimitNOFILE", "CPUAffinity", "NUMAPolicy", "NUMAMask", "Slice")
 

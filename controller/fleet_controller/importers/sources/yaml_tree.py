@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_controller.pasted.notes import Notes
-from fleet_controller.pasted.variables import Argument
-from fleet_controller.spec.document import Document, Path, read_document
+from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.yaml.document import Document, Path, read_document
+from fleet_controller.yaml.finding_collector import Notes
 
 _MOST_DOCUMENTS = 50
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fleet_knowledge.nccl.facts import Choice
+from fleet_knowledge.nccl.log.nccl_facts import Choice
 
 ALGORITHM_NUMBERS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 """Numbers of algorithms in the log up to 2.23 (src/include/nccl_common.h)."""

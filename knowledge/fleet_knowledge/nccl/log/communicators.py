@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fleet_knowledge.nccl.facts import Comm
+from fleet_knowledge.nccl.log.nccl_facts import Comm
 
 _LINE = re.compile(
     r"(?:(?P<call>ncclComm\w+) )?comm 0x\w+ rank (?P<rank>\d{1,7}) nranks (?P<nranks>\d{1,7}) "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fleet_knowledge.nccl.facts import NcclFacts, Note
-from fleet_knowledge.nccl.transports import bridges
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts, Note
+from fleet_knowledge.nccl.log.transports import bridges
 
 
 def notes_of(facts: NcclFacts, seen: frozenset[str]) -> NcclFacts:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fleet_knowledge.failures import FAILURES, Failure
-from fleet_knowledge.nccl.facts import NcclFailure
+from fleet_knowledge.failure_classes import FAILURES, Failure
+from fleet_knowledge.nccl.log.nccl_facts import NcclFailure
 
 _OURS = ("nccl_no_interface", "nccl_duplicate_gpu", "nccl_nvls_failed")
 NCCL_FAILURES: Mapping[str, Failure] = {name: FAILURES[name] for name in _OURS}
-"""Classes that only NCCL's own lines tell apart; all rows are in `fleet_knowledge.failures`."""
+"""Classes that only NCCL's own lines tell apart; all rows are in `fleet_knowledge.failure_classes`."""
 
 RESULTS = (
     "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from fleet_knowledge.nccl import failures
-from fleet_knowledge.nccl.choices import Choices
-from fleet_knowledge.nccl.comms import Comms
-from fleet_knowledge.nccl.facts import NcclFacts, Warn
-from fleet_knowledge.nccl.messages import Cutter, Message
-from fleet_knowledge.nccl.notes import notes_of
-from fleet_knowledge.nccl.transports import Transports
+from fleet_knowledge.nccl.log import nccl_failures
+from fleet_knowledge.nccl.log.algorithm_choices import Choices
+from fleet_knowledge.nccl.log.communicators import Comms
+from fleet_knowledge.nccl.log.message_split import Cutter, Message
+from fleet_knowledge.nccl.log.nccl_advice import notes_of
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts, Warn
+from fleet_knowledge.nccl.log.transports import Transports
 
 LONGEST_LINE = 65_536
 """Characters of a line that are looked at; what follows is dropped."""
@@ -90,10 +90,10 @@ class NcclReader:
 
     def _judge(self, text: str) -> None:
         """Keep the error that is nearest to the root, and NCCL's first result."""
-        place = failures.rank_of(text)
+        place = nccl_failures.rank_of(text)
         if place is not None and (self._worst is None or place < self._worst[0]):
             self._worst = place, text
-        self._result = self._result or failures.result_of(text)
+        self._result = self._result or nccl_failures.result_of(text)
 
     def _warn(self, message: Message) -> None:
         self._warn_lines += self._times
@@ -215,7 +215,7 @@ class NcclReader:
             plugins=dict(self._plugins),
             warns=tuple(self._warns.values()),
             warns_dropped=self._warns_dropped,
-            failure=failures.explain(*self._worst, self._result) if self._worst else None,
+            failure=nccl_failures.explain(*self._worst, self._result) if self._worst else None,
             info_lines=self._info_lines,
             warn_lines=self._warn_lines,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from fleet_knowledge.nccl.values import Fault, Outcome
+from fleet_knowledge.nccl.variables.value_types import Fault, Outcome
 from fleet_knowledge.release import Between, Release
 
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.nccl.variable import Variable, span
-from fleet_knowledge.nccl.variables import VARIABLES
+from fleet_knowledge.nccl.variables.known_variables import VARIABLES
+from fleet_knowledge.nccl.variables.variable import Variable, span
 
 _HEAD = "| variable | what it sets | values | default | versions | read |\n|---|---|---|---|---|---|"
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from fleet_knowledge.nccl import table_choice, table_network, table_rccl, table_system
-from fleet_knowledge.nccl.grammar import FUNCTIONS, PROTOCOLS, chosen, parts
-from fleet_knowledge.nccl.undocumented import FOREIGN, UNDOCUMENTED
-from fleet_knowledge.nccl.values import Outcome
-from fleet_knowledge.nccl.variable import Variable
+from fleet_knowledge.nccl.variables import (
+    network_variables,
+    rccl_variables,
+    system_variables,
+    transfer_variables,
+)
+from fleet_knowledge.nccl.variables.algo_proto_grammar import FUNCTIONS, PROTOCOLS, chosen, parts
+from fleet_knowledge.nccl.variables.undocumented_variables import FOREIGN, UNDOCUMENTED
+from fleet_knowledge.nccl.variables.value_types import Outcome
+from fleet_knowledge.nccl.variables.variable import Variable
 from fleet_knowledge.release import Release
 
 NEWEST_READ = "2.30.7"
 """The newest NCCL whose sources the table was checked against."""
 
-_TABLES = (table_choice.ROWS, table_system.ROWS, table_network.ROWS, table_rccl.ROWS)
+_TABLES = (transfer_variables.ROWS, system_variables.ROWS, network_variables.ROWS, rccl_variables.ROWS)
 
 VARIABLES: Mapping[str, Variable] = {row.name: row for table in _TABLES for row in table}
 """Every documented variable by its name."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.nccl.values import Level, Names, Number, Prefixes, Text
-from fleet_knowledge.nccl.variable import NEVER, Variable
+from fleet_knowledge.nccl.variables.value_types import Level, Names, Number, Prefixes, Text
+from fleet_knowledge.nccl.variables.variable import NEVER, Variable
 from fleet_knowledge.release import Between
 
 _FLAG = Number(choices=(0, 1))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.nccl.values import FilePath, Number, Text
-from fleet_knowledge.nccl.variable import Variable
+from fleet_knowledge.nccl.variables.value_types import FilePath, Number, Text
+from fleet_knowledge.nccl.variables.variable import Variable
 
 _FLAG = Number(choices=(0, 1))
 _SOURCE = "RCCL src/ of ROCm 6.0 - 6.4, RCCL environment documentation 7.1"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.nccl.grammar import ALGORITHMS, PROTOCOLS, Choice
-from fleet_knowledge.nccl.values import FilePath, Level, Names, Number, Text
-from fleet_knowledge.nccl.variable import Variable
+from fleet_knowledge.nccl.variables.algo_proto_grammar import ALGORITHMS, PROTOCOLS, Choice
+from fleet_knowledge.nccl.variables.value_types import FilePath, Level, Names, Number, Text
+from fleet_knowledge.nccl.variables.variable import Variable
 from fleet_knowledge.release import Between
 
 FLAG = Number(choices=(0, 1))

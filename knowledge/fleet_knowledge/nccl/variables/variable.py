@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fleet_knowledge.nccl.values import Fault, Values
+from fleet_knowledge.nccl.variables.value_types import Fault, Values
 from fleet_knowledge.release import Between, Release
 
 _ANY = Between()

@@ -7,23 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.log import notes, phases, server_facts, symptoms, verdict
-from fleet_knowledge.log.batches import Batch, read_batch
-from fleet_knowledge.log.diagnosis import Diagnosis, Warned
-from fleet_knowledge.log.figures import decode_section, figures_warn
-from fleet_knowledge.log.layouts import Rows
-from fleet_knowledge.log.lines import Line, elapsed, read_lines, seconds
-from fleet_knowledge.log.notes import Note, note_of
-from fleet_knowledge.log.phases import SERVING, Launch
-from fleet_knowledge.log.privacy import shown
-from fleet_knowledge.log.rates import Rates
-from fleet_knowledge.log.roots import Roots, Sighting
-from fleet_knowledge.log.server_facts import arguments_of, facts_of, versions_of
-from fleet_knowledge.log.symptoms import symptom_of
-from fleet_knowledge.nccl.reader import NcclReader
+from fleet_knowledge.nccl.log.nccl_reader import NcclReader
+from fleet_knowledge.server_log.diagnosis import conclusion, launch_phases
+from fleet_knowledge.server_log.diagnosis.decode_rates import Rates
+from fleet_knowledge.server_log.diagnosis.decode_section import decode_section, figures_warn
+from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis, Warned
+from fleet_knowledge.server_log.diagnosis.launch_phases import SERVING, Launch
+from fleet_knowledge.server_log.diagnosis.root_cause import Roots, Sighting
+from fleet_knowledge.server_log.parsing import server_facts
+from fleet_knowledge.server_log.parsing.batch_columns import Rows
+from fleet_knowledge.server_log.parsing.batch_lines import Batch, read_batch
+from fleet_knowledge.server_log.parsing.log_lines import Line, elapsed, read_lines, seconds
+from fleet_knowledge.server_log.parsing.redaction import shown
+from fleet_knowledge.server_log.parsing.server_facts import arguments_of, facts_of, versions_of
+from fleet_knowledge.server_log.symptoms import symptom_matching, warnings_table
+from fleet_knowledge.server_log.symptoms.symptom_matching import symptom_of
+from fleet_knowledge.server_log.symptoms.warnings_table import Note, note_of
 
 _SAMPLES = 8
-_TABLES = (symptoms.TELLTALES, notes.TELLTALES, phases.TELLTALES, server_facts.TELLTALES)
+_TABLES = (symptom_matching.TELLTALES, warnings_table.TELLTALES, launch_phases.TELLTALES, server_facts.TELLTALES)
 _TELLTALES = {word.lower() for several in _TABLES for word in several}
 _TELLTALES |= {"exiting", "shutting", "sigterm", "shutdown", "finished", "kill_process", "health", "traceback", "ccl", "--model", " batch"}
 _TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable", "cancelled", 'file "'}
@@ -165,7 +167,7 @@ class Story:
         warned += figures_warn(decode, bool(self.server.get("speculative_algorithm")))
         nccl = self._nccl.facts()
         warned += [Warned(note.code, note.message, note.hint) for note in nccl.notes]
-        return verdict.diagnosis(self, warned, decode, nccl)
+        return conclusion.diagnosis(self, warned, decode, nccl)
 
     def _take_launch(self, line: Line) -> bool:
         text = line.text

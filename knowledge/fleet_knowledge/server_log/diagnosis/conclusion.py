@@ -6,18 +6,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_knowledge.failures import FAILURES, Failure
-from fleet_knowledge.log.details import details_of, told_cause
-from fleet_knowledge.log.diagnosis import BUSY, FAILED, IS_READY, IS_SERVING, STARTING, STOPPED, UNKNOWN, Diagnosis, Warned
-from fleet_knowledge.log.lines import Rank, elapsed
-from fleet_knowledge.log.phases import CAPTURE_GRAPH, HTTP_BIND, INIT_DIST, KV_ALLOC, LOAD_WEIGHT, READY, SERVING, START
-from fleet_knowledge.log.privacy import shown
-from fleet_knowledge.log.roots import Sighting
-from fleet_knowledge.log.symptom import AFTER, ECHO
-from fleet_knowledge.nccl.facts import NcclFacts
+from fleet_knowledge.failure_classes import FAILURES, Failure
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.server_log.diagnosis.diagnosis import (
+    BUSY,
+    FAILED,
+    IS_READY,
+    IS_SERVING,
+    STARTING,
+    STOPPED,
+    UNKNOWN,
+    Diagnosis,
+    Warned,
+)
+from fleet_knowledge.server_log.diagnosis.failure_details import details_of, told_cause
+from fleet_knowledge.server_log.diagnosis.launch_phases import (
+    CAPTURE_GRAPH,
+    HTTP_BIND,
+    INIT_DIST,
+    KV_ALLOC,
+    LOAD_WEIGHT,
+    READY,
+    SERVING,
+    START,
+)
+from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
+from fleet_knowledge.server_log.parsing.log_lines import Rank, elapsed
+from fleet_knowledge.server_log.parsing.redaction import shown
+from fleet_knowledge.server_log.symptoms.symptom import AFTER, ECHO
 
 if TYPE_CHECKING:
-    from fleet_knowledge.log.story import Story
+    from fleet_knowledge.server_log.diagnosis.accumulator import Story
 
 _PHASE_OF = {
     "port_in_use": HTTP_BIND,

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet_knowledge.log.acceptance import Acceptance
-from fleet_knowledge.log.batches import DECODE
-from fleet_knowledge.log.layouts import Rows
-from fleet_knowledge.log.lines import Rank
+from fleet_knowledge.server_log.diagnosis.logged_accept_length import Acceptance
+from fleet_knowledge.server_log.parsing.batch_columns import Rows
+from fleet_knowledge.server_log.parsing.batch_lines import DECODE
+from fleet_knowledge.server_log.parsing.log_lines import Rank
 
 _MAX_RANKS = 4096
 _SHOWN_DROPS = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.failures import FAILURES
+from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.errors import ErrorKind
 
 STARTING, IS_READY, BUSY, IS_SERVING, FAILED, STOPPED, UNKNOWN = "starting", "ready", "busy", "serving", "failed", "stopped", "unknown"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from fleet_knowledge.failures import Failure
-from fleet_knowledge.log.roots import Sighting
-from fleet_knowledge.nccl.facts import NcclFacts
+from fleet_knowledge.failure_classes import Failure
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
 
 if TYPE_CHECKING:
-    from fleet_knowledge.log.story import Story
+    from fleet_knowledge.server_log.diagnosis.accumulator import Story
 
 _SEVERAL = ("port", "bus_id", "reporting_rank")  # details of which a log may name more than one
 _OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet_knowledge.log.lines import Line, Rank, elapsed
 from fleet_knowledge.release import Between
+from fleet_knowledge.server_log.parsing.log_lines import Line, Rank, elapsed
 
 START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC = "start", "init_dist", "load_weight", "kv_alloc"
 CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING = "capture_graph", "warm_up", "http_bind", "ready", "serving"

@@ -6,11 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_knowledge.log.lines import Line
-from fleet_knowledge.log.phases import CAPTURE_GRAPH, INIT_DIST, LOAD_WEIGHT, READY, SERVING, START
-from fleet_knowledge.log.privacy import shown
-from fleet_knowledge.log.symptom import ECHO, LAST, ROOT, Symptom, row
-from fleet_knowledge.log.symptoms import is_exception, symptom_of
+from fleet_knowledge.server_log.diagnosis.launch_phases import (
+    CAPTURE_GRAPH,
+    INIT_DIST,
+    LOAD_WEIGHT,
+    READY,
+    SERVING,
+    START,
+)
+from fleet_knowledge.server_log.parsing.log_lines import Line
+from fleet_knowledge.server_log.parsing.redaction import shown
+from fleet_knowledge.server_log.symptoms.symptom import ECHO, LAST, ROOT, Symptom, row
+from fleet_knowledge.server_log.symptoms.symptom_matching import is_exception, symptom_of
 
 _MAX_SIGHTINGS = 256
 _CRASH = re.compile(r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)")

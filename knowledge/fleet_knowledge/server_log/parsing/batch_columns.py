@@ -10,8 +10,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_knowledge.log.batches import COUNTS, DECODE, FIGURES, LARGEST, PREFILL, SHARES, USAGES, Batch, read_batch
-from fleet_knowledge.log.lines import Line, Rank, read_lines
+from fleet_knowledge.server_log.parsing.batch_lines import (
+    COUNTS,
+    DECODE,
+    FIGURES,
+    LARGEST,
+    PREFILL,
+    SHARES,
+    USAGES,
+    Batch,
+    read_batch,
+)
+from fleet_knowledge.server_log.parsing.log_lines import Line, Rank, read_lines
 
 DIGITS = b"0123456789"
 _LETTERS = bytes(code for code in range(256) if chr(code).isascii() and chr(code).isalpha())

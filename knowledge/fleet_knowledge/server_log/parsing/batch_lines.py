@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.log.lines import Line, Rank
+from fleet_knowledge.server_log.parsing.log_lines import Line, Rank
 
 DECODE, PREFILL = "decode", "prefill"
 LARGEST = 1e15  # what is larger is no count of anything here

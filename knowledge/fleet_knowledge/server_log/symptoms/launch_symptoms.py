@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.log.symptom import AFTER, row
 from fleet_knowledge.release import Between
+from fleet_knowledge.server_log.symptoms.symptom import AFTER, row
 
 _SPEC = r"^(?:\w+\.)*(?:ValueError|AssertionError|NotImplementedError|RuntimeError): "
 _TOOLS = r"(?!(?:slurm|srun|sbatch|nvcc|ninja|gcc|g\+\+|cc|clang|ld|collect2|make|git|nvidia-|docker|podman)[\w.-]*: )"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.log.symptom import AFTER, ECHO, LAST, row
 from fleet_knowledge.release import Between
+from fleet_knowledge.server_log.symptoms.symptom import AFTER, ECHO, LAST, row
 
 NCCL = (
     row(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fleet_knowledge.log.symptom import Symptom
-from fleet_knowledge.log.table_host import HOST, MEMORY
-from fleet_knowledge.log.table_launch import MODEL, PORTS, SPECULATION
-from fleet_knowledge.log.table_serving import NCCL, SERVING
+from fleet_knowledge.server_log.symptoms.host_symptoms import HOST, MEMORY
+from fleet_knowledge.server_log.symptoms.launch_symptoms import MODEL, PORTS, SPECULATION
+from fleet_knowledge.server_log.symptoms.serving_symptoms import NCCL, SERVING
+from fleet_knowledge.server_log.symptoms.symptom import Symptom
 
 SYMPTOMS = (*SPECULATION, *MEMORY, *PORTS, *MODEL, *NCCL, *HOST, *SERVING)
 """The first row that matches a message is what it tells."""

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from fleet_knowledge.configuration import ERROR, WARNING, Configuration, Remark, graded, in_versions
 from fleet_knowledge.release import Between
-from fleet_knowledge.sglang.algorithms import EAGLE_LIKE
-from fleet_knowledge.sglang.remark import ERROR, WARNING, Configuration, Remark, graded, in_versions
-from fleet_knowledge.sglang.settled import ALGORITHM, DRAFT_TOKENS, STEPS, TOPK, Settled, tree_capacity
+from fleet_knowledge.sglang.speculation.algorithms import EAGLE_LIKE
+from fleet_knowledge.sglang.speculation.resolved_arguments import (
+    ALGORITHM,
+    DRAFT_TOKENS,
+    STEPS,
+    TOPK,
+    Settled,
+    tree_capacity,
+)
 
 # Backends that draft a tree over pages of several tokens; any other is refused. Source: server_args.py, speculative_hook.py from 0.5.13.
 _PAGED_TREES: tuple[tuple[Between, tuple[str, ...]], ...] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.algorithms import ALGORITHMS, ALIASES, EAGLE_LIKE, family
-from fleet_knowledge.sglang.releases import Holds, holds
-from fleet_knowledge.sglang.remark import Configuration
+from fleet_knowledge.sglang.speculation.algorithms import ALGORITHMS, ALIASES, EAGLE_LIKE, family
+from fleet_knowledge.sglang_releases import Holds, holds
 
 STEPS, TOPK, DRAFT_TOKENS = "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"
 ALGORITHM, DRAFT = "speculative_algorithm", "speculative_draft_model_path"

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
+from fleet_knowledge.configuration import (
+    ERROR,
+    INFO,
+    WARNING,
+    Configuration,
+    Remark,
+    graded,
+    in_versions,
+)
 from fleet_knowledge.release import Between
-from fleet_knowledge.sglang.algorithms import ALGORITHMS, ALIASES, EAGLE_LIKE, names_eagle3, names_older_eagle, own_layers
-from fleet_knowledge.sglang.releases import Holds, holds
-from fleet_knowledge.sglang.remark import ERROR, INFO, WARNING, Configuration, Remark, graded, in_versions
-from fleet_knowledge.sglang.settled import (
+from fleet_knowledge.sglang.speculation.algorithms import (
+    ALGORITHMS,
+    ALIASES,
+    EAGLE_LIKE,
+    names_eagle3,
+    names_older_eagle,
+    own_layers,
+)
+from fleet_knowledge.sglang.speculation.draft_tree_rules import tree_rules
+from fleet_knowledge.sglang.speculation.resolved_arguments import (
     ALGORITHM,
     DRAFT,
     DRAFT_TOKENS,
@@ -21,7 +36,7 @@ from fleet_knowledge.sglang.settled import (
     settle,
     tree_capacity,
 )
-from fleet_knowledge.sglang.trees import tree_rules
+from fleet_knowledge.sglang_releases import Holds, holds
 
 _AT = f"args.{ALGORITHM}"
 _SPECULATIVE = "speculative_"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleet_knowledge.sglang.settled import tree_capacity
+from fleet_knowledge.sglang.speculation.resolved_arguments import tree_capacity
 
 _ENTRY = re.compile(r"[+-]?\d+")
 _FORM = "four whole numbers: batch size, steps, topk, draft tokens, such as 1,3,1,4; 1,0,0,0 is without speculation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fleet_agent.engines.simulated.server import main
+from fleet_simulator.server import main
 
 if __name__ == "__main__":
     for name, value in sorted(os.environ.items()):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import Gang
+from fleet_protos.trial_types import Gang
 
 # Options whose `--no-` form exists (argparse.BooleanOptionalAction), from `launch_server --help` of 0.5.23. For any other
 # option False is its default and says nothing, so it is left out.

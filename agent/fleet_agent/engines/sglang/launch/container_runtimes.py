@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleet_agent.engines.sglang.container import UNLIMITED, Runtime
+from fleet_agent.engines.sglang.launch.container_command import UNLIMITED, Runtime
 from fleet_protos.errors import ConfigError
 
 _MAY_RAISE_LIMITS = 1 << 24

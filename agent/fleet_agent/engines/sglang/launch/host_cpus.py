@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from fleet_agent.engines.sglang.binding import HostCpus, read_cpu_list
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, read_cpu_list
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # display and 3D controllers; NVIDIA's bridges and audio have others

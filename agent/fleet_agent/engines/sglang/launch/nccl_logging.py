@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet_protos.trial import EngineKind, EngineSpec, TrialSpec
+from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 # INIT and ENV are written while communicators are made and never after, so a measured launch pays nothing for them. TUNING is written at
 # each enqueue (with CUDA graphs at their capture), GRAPH while rings are searched: those are the witness's, and of `proof: timed`.

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from fleet_agent.engines.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang import container
-from fleet_agent.engines.sglang.arguments import at_home, gang_words, under_home, words
-from fleet_agent.engines.sglang.binding import HostCpus, bind, choose
-from fleet_agent.engines.sglang.environment import GPUS, LAUNCH, server_environment
+from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.engines.sglang.launch import container_command
+from fleet_agent.engines.sglang.launch.arguments import at_home, gang_words, under_home, words
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind, choose
+from fleet_agent.engines.sglang.launch.server_environment import GPUS, LAUNCH, server_environment
 from fleet_knowledge.release import Between, Release
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial import EngineSpec, TrialSpec
+from fleet_protos.trial_types import EngineSpec, TrialSpec
 
 HOST = "127.0.0.1"  # what is measured here is driven from here
 _OURS = ("model_path", "host", "port")
@@ -32,7 +32,7 @@ class HostFacts:
     home: str
     environment: Mapping[str, str] = field(default_factory=dict)
     cpus: HostCpus = field(default_factory=HostCpus)
-    runtime: container.Runtime | None = None
+    runtime: container_command.Runtime | None = None
     client_environment: Mapping[str, str] = field(default_factory=dict)
     has_hub: bool = False
     serve_program: str = ""
@@ -81,16 +81,16 @@ def _serve(python: str, facts: HostFacts) -> tuple[str, ...]:
 def _contained(engine: EngineSpec, place: Place, facts: HostFacts) -> LaunchCommand:
     if facts.runtime is None:
         raise ConfigError("engine.container: no container runtime is on this host", "install docker or podman, or write engine.python")
-    hub = container.hub_folder(engine, facts.home)
-    if container.needs_hub(engine) and not container.has_place(engine, hub) and not facts.has_hub:
+    hub = container_command.hub_folder(engine, facts.home)
+    if container_command.needs_hub(engine) and not container_command.has_place(engine, hub) and not facts.has_hub:
         raise ConfigError(f"{engine.model_path} is a name of the hub, and this host has no cache for it at {hub}", f"mkdir -p {hub}")
-    program, first = container.python_words(engine.container, engine.entry)
+    program, first = container_command.python_words(engine.container, engine.entry)
     chosen = choose(engine.cpu_binding, place.gpus, facts.cpus)
-    inside = container.Inside(program, (*first, *_server_words(engine, place, facts.home)), chosen)
-    argv = container.run_words(facts.runtime, engine, place, facts.home, inside)
-    env = {**container.server_variables(engine, place, facts.home), LAUNCH: place.token}
+    inside = container_command.Inside(program, (*first, *_server_words(engine, place, facts.home)), chosen)
+    argv = container_command.run_words(facts.runtime, engine, place, facts.home, inside)
+    env = {**container_command.server_variables(engine, place, facts.home), LAUNCH: place.token}
     client = {**facts.client_environment, LAUNCH: place.token}
-    return LaunchCommand(argv, env, str(PurePosixPath(place.folder)), str(container.env_file(place)), client)
+    return LaunchCommand(argv, env, str(PurePosixPath(place.folder)), str(container_command.env_file(place)), client)
 
 
 def _server_words(engine: EngineSpec, place: Place, home: str) -> tuple[str, ...]:

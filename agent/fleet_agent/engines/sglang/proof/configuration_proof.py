@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet_agent.engines.sglang import effective, nccl, versions
-from fleet_agent.engines.sglang.communication import Shown
-from fleet_knowledge.nccl.inspector import read_inspector
-from fleet_knowledge.nccl.reader import NcclReader
+from fleet_agent.engines.sglang.proof import effective_args, installed_versions, nccl_files
+from fleet_agent.engines.sglang.proof.nccl_gates import Shown
+from fleet_knowledge.nccl.inspector_output import read_inspector
+from fleet_knowledge.nccl.log.nccl_reader import NcclReader
 from fleet_knowledge.release import Release
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import TrialSpec
+from fleet_protos.trial_types import TrialSpec
 
 WITNESS_LOG = "witness.log"  # of the launch that only shows what NCCL does
 
@@ -33,23 +33,23 @@ class Launched:
 async def prove(launched: Launched, info: Mapping[str, Any]) -> ConfigurationProved:
     """What took effect, from /server_info and this host's files; the host's fingerprint is left empty."""
     shown = await asyncio.to_thread(_look, launched)
-    proved = effective.proof(launched.args, launched.spec.engine.env, info, shown)
-    return effective.with_versions(proved, await asyncio.to_thread(_versions, launched, shown))
+    proved = effective_args.proof(launched.args, launched.spec.engine.env, info, shown)
+    return effective_args.with_versions(proved, await asyncio.to_thread(_versions, launched, shown))
 
 
 def _look(launched: Launched) -> Shown:
     engine, witness = launched.spec.engine, launched.log.name == WITNESS_LOG
     reader = NcclReader()
-    for line in nccl.lines(launched.log, witness=witness):
+    for line in nccl_files.lines(launched.log, witness=witness):
         reader.feed(line)
-    facts, installed, ranks = reader.facts(), versions.nccl(launched.installed), engine.gpus * max(1, engine.gang.nodes)
+    facts, installed, ranks = reader.facts(), installed_versions.nccl(launched.installed), engine.gpus * max(1, engine.gang.nodes)
     in_container = bool(engine.container.image)  # its files are not this host's
     release = Release.read(facts.version or installed)
-    dumps = nccl.inspector_dumps(engine.env, launched.log.parent)
+    dumps = nccl_files.inspector_dumps(engine.env, launched.log.parent)
     return Shown(
         facts=facts,
-        configurations=() if in_container or ranks < 2 else nccl.configurations(engine.env, release, str(Path.home())),
-        libraries=nccl.loaded_libraries(f"{launched.spec.trial_id}/{launched.spec.attempt}") if ranks > 1 else (),
+        configurations=() if in_container or ranks < 2 else nccl_files.configurations(engine.env, release, str(Path.home())),
+        libraries=nccl_files.loaded_libraries(f"{launched.spec.trial_id}/{launched.spec.attempt}") if ranks > 1 else (),
         installed=installed,
         ranks=ranks,
         proof=engine.proof,
@@ -61,6 +61,6 @@ def _look(launched: Launched) -> Shown:
 
 def _versions(launched: Launched, shown: Shown) -> dict[str, str]:
     """What is installed, and what can be told apart from it: CUDA, the driver, the path of the loaded NCCL."""
-    found = {"cuda": versions.cuda(launched.installed), "nccl_library": ", ".join(shown.libraries)}
-    found["driver"] = versions.driver() if launched.spec.engine.gpus else ""
+    found = {"cuda": installed_versions.cuda(launched.installed), "nccl_library": ", ".join(shown.libraries)}
+    found["driver"] = installed_versions.driver() if launched.spec.engine.gpus else ""
     return {**launched.installed, **{name: value for name, value in found.items() if value}}

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleet_agent.engines.sglang import communication
-from fleet_agent.engines.sglang.communication import Shown
-from fleet_knowledge.sglang.changes import Asked, known_change
+from fleet_agent.engines.sglang.proof import nccl_gates
+from fleet_agent.engines.sglang.proof.nccl_gates import Shown
+from fleet_knowledge.sglang.argument_changes import Asked, known_change
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial import Gate, GateEffect
+from fleet_protos.trial_types import Gate, GateEffect
 
 ARGS_CHANGED = "args_changed_by_server"
 ARGS_NOT_SHOWN = "args_not_shown_by_server"
@@ -21,11 +21,11 @@ _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 def proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], shown: Shown) -> ConfigurationProved:
     """What took effect, from /server_info and from what NCCL shows; the host's fingerprint is left empty."""
-    gates = (*argument_gates(asked, info), *communication.gates(env, shown, info))
+    gates = (*argument_gates(asked, info), *nccl_gates.gates(env, shown, info))
     versions = {"sglang": str(info.get("version", "")), **nccl_version(shown)}
-    seen = communication.values_seen(shown.facts)
+    seen = nccl_gates.values_seen(shown.facts)
     return ConfigurationProved(
-        effective_args=effective(info), versions=versions, env=seen, gates=gates, witness=shown.witness, nccl=communication.to_json(shown)
+        effective_args=effective(info), versions=versions, env=seen, gates=gates, witness=shown.witness, nccl=nccl_gates.to_json(shown)
     )
 
 

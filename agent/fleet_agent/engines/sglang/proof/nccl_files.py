@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fleet_agent.processes import members_of, session_with_token
-from fleet_knowledge.nccl.conf import SYSTEM_FILE, Source, user_file
+from fleet_agent.host.processes import members_of, session_with_token
+from fleet_knowledge.nccl.nccl_conf import SYSTEM_FILE, Source, user_file
 from fleet_knowledge.release import Release
 
 LOGS = "nccl-*.log"  # beside the server's log: NCCL_DEBUG_FILE of a launch on two or more GPUs

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet_knowledge.nccl.conf import Source, combine
-from fleet_knowledge.nccl.facts import NcclFacts
-from fleet_knowledge.nccl.inspector import Observed
-from fleet_knowledge.nccl.proof import Proved, State, environment
+from fleet_knowledge.configuration import Configuration
+from fleet_knowledge.nccl.inspector_output import Observed
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.nccl.nccl_conf import Source, combine
+from fleet_knowledge.nccl.variable_verification import Proved, State, environment
 from fleet_knowledge.release import Release
 from fleet_knowledge.sglang.environment import overwrites
-from fleet_knowledge.sglang.remark import Configuration
-from fleet_protos.trial import Gate, GateEffect
+from fleet_protos.trial_types import Gate, GateEffect
 
 ENV_NOT_EFFECTIVE = "env_not_effective"
 ENV_UNPROVED = "env_unproved"

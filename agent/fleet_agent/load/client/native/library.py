@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 FOLDER_VARIABLE: Final = "BENCHFLEET_NATIVE"  # the folder to keep it in; empty or unset: nothing is built, all is read in Python
 COMPILE_LIMIT_S: Final = 60.0
 LOOK, END, CLOSED, BROKEN = 1, 2, 4, 8
-_SOURCES: Final = ("alike.c", "reader.c", "stream.c")
-_HEADERS: Final = ("native.h", "parts.h")
+_SOURCES: Final = ("fast_path.c", "reader.c", "stream.c")
+_HEADERS: Final = ("native.h", "internal.h")
 _FLAGS: Final = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread")
 
 

@@ -8,7 +8,7 @@
    their chunks: for `gather_ns` their reads gather, and the thread wakes once for all of them. The first chunks of an answer, and what is
    not streamed, are read at once (decision 0019). */
 #define _GNU_SOURCE
-#include "parts.h"
+#include "internal.h"
 
 #include <errno.h>
 #include <poll.h>

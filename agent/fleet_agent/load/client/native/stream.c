@@ -2,7 +2,7 @@
 
    All functions but bf_arrival_ns and take_read are for the thread of the event loop. */
 #define _GNU_SOURCE
-#include "parts.h"
+#include "internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,0 +1,1 @@
+"""Starts the agent, reads its options and answers its gRPC service."""

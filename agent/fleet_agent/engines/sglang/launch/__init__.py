@@ -1,0 +1,1 @@
+"""Builds the command line, environment and CPU binding of an SGLang server."""

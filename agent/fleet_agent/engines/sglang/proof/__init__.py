@@ -1,0 +1,1 @@
+"""Compares the configuration that took effect with the one that was requested."""

@@ -1,0 +1,1 @@
+"""Spreads the load over several hosts."""

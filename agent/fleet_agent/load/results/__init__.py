@@ -1,0 +1,1 @@
+"""Turns recorded requests into metrics, tables and files."""

@@ -1,0 +1,1 @@
+"""Starts the server of a trial, watches it and stops it."""

@@ -1,0 +1,1 @@
+"""Keeps the journal, the artifacts of trials and the secrets on disk."""

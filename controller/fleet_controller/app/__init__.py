@@ -1,0 +1,1 @@
+"""Starts the controller and answers its gRPC service."""

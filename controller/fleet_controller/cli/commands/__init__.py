@@ -1,0 +1,1 @@
+"""The commands of fleetctl, one module each."""

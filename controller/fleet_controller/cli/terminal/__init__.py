@@ -1,0 +1,1 @@
+"""Draws on the terminal: tables, progress and colours."""

@@ -1,0 +1,1 @@
+"""Keeps a connection to each agent, validates its events and watches the health of hosts."""

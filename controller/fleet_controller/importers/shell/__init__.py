@@ -1,0 +1,1 @@
+"""Reads shell text: words, quoting, variables and commands."""

@@ -1,0 +1,67 @@
+"""The keys of the job file: the model at each path, and what to write where one is missing."""
+
+from __future__ import annotations
+
+from fleet_controller.job_file import job_models
+from fleet_controller.yaml.file_format import Shape
+
+JOB = Shape(
+    noun="the job",
+    models={
+        (): job_models.JobFile,
+        ("model",): job_models.Model,
+        ("engine",): job_models.Engine,
+        ("engine", "container"): job_models.Container,
+        ("engine", "phase_timeouts"): job_models.PhaseTimeouts,
+        ("engine", "simulation"): job_models.Simulation,
+        ("factors", "*", "*"): job_models.Level,
+        ("factors", "*", "*", "simulation"): job_models.Simulation,
+        ("workloads", "*"): job_models.Workload,
+        ("workloads", "*", "slo"): job_models.Slo,
+        ("workloads", "*", "search"): job_models.Search,
+        ("measure",): job_models.Measure,
+        ("measure", "runs"): job_models.Runs,
+        ("hosts",): job_models.Hosts,
+        ("workloads", "*", "ramp", "*"): job_models.Stage,
+        ("workloads", "*", "shared_prefix"): job_models.SharedPrefix,
+        ("workloads", "*", "sessions"): job_models.Sessions,
+        ("workloads", "*", "mix", "*"): job_models.Part,
+        ("workloads", "*", "mix", "*", "shared_prefix"): job_models.SharedPrefix,
+        ("workloads", "*", "mix", "*", "output_tokens"): job_models.Lengths,
+        ("workloads", "*", "mix", "*", "input_tokens"): job_models.Lengths,
+        ("workloads", "*", "input_tokens"): job_models.Lengths,
+        ("workloads", "*", "output_tokens"): job_models.Lengths,
+        ("workloads", "*", "output_tokens", "uniform"): job_models.Uniform,
+        ("workloads", "*", "output_tokens", "lognormal"): job_models.Lognormal,
+    },
+    missing={
+        "apiVersion": "write `apiVersion: benchfleet/v1`",
+        "kind": "write `kind: Job`",
+        "engine.kind": "write sglang, simulated or external",
+        "name": "write a short label, such as `name: nccl-test`",
+        "model": "write `model: {path: …}`",
+        "path": "write the folder or the name of the model",
+        "engine": "write `engine: {kind: sglang, …}`",
+        "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
+        "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
+        "of": "write which load: `of: rate`, or `of: concurrency`",
+        "from": "write the first load, one that is surely met, such as `from: 1`",
+        "to": "write the highest load to try, such as `to: 64`",
+        "turns": "write how many requests a session has, such as `turns: 4`",
+        "groups": "write how many beginnings there are, such as `groups: 4`",
+        "tokens": "write how long each beginning is, such as `tokens: 1000`",
+        "start": "write the rate at which the stage begins, such as `start: 0`",
+        "end": "write the rate at which the stage ends, such as `end: 8`",
+        "duration": "write how long it lasts, such as `duration: 60s`",
+        "min": "write the least tokens, such as `min: 100`",
+        "max": "write the most tokens, such as `max: 2000`",
+        "median": "write the tokens that half of the lengths are below, such as `median: 200`",
+        "sigma": "write how wide the lengths spread, such as `sigma: 0.8`",
+    },
+    empty={
+        "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
+        "factors.*": "give the factor at least one level, or remove it",
+    },
+    common=frozenset({"of", "from", "to"}),
+    names={("name",): "small letters, digits and dashes, at most 48, with a letter or digit first and last"},
+)

@@ -1,0 +1,1 @@
+"""Holds the jobs and their trials in memory, and writes every change to the store first."""

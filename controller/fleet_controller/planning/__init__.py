@@ -1,0 +1,1 @@
+"""Plans a job: variants, order of launches, hosts, time and cost."""

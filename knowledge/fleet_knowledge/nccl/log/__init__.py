@@ -1,0 +1,1 @@
+"""Reads NCCL's log."""

@@ -1,0 +1,1 @@
+"""Tables of NCCL variables: what each means, and what it excludes."""

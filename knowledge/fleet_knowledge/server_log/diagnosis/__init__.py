@@ -1,0 +1,1 @@
+"""Decides from a server log why a server ended or how fast it ran."""

@@ -1,0 +1,1 @@
+"""Splits a server log into records."""

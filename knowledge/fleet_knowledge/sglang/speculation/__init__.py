@@ -1,0 +1,1 @@
+"""Facts about SGLang's speculative decoding."""
