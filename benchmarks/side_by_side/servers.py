@@ -24,7 +24,7 @@ from fleet_agent.core.engine import Place
 from fleet_agent.engines.sglang.sglang_engine import SglangEngine
 from fleet_agent.host.processes import processes_of_session
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_controller.planning.job_plan import make_plan, trial_spec
 from fleet_protos.trial_types import TrialSpec
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "sglang-cpu.yaml"

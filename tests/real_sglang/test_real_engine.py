@@ -28,7 +28,7 @@ from fleet_agent.host.processes import (
     read_stat,
 )
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_controller.planning.job_plan import make_plan, trial_spec
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ServerFailed
 from fleet_protos.trial_types import GateEffect, TrialSpec

@@ -24,7 +24,7 @@ from fleet_agent.server.trial_server import Tools
 from fleet_agent.trials.effect_handlers import Errands
 from fleet_agent.trials.runner import TrialRunner
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_controller.planning.job_plan import make_plan, trial_spec
 from fleet_protos import events as ev
 from fleet_protos.trial_types import TrialSpec
 from tests.real_sglang.environment import cache, ensure

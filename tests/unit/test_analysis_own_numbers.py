@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.analysis.compare import compare
+from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.csv_runs import read_own_numbers
 from fleet_controller.analysis.verdict import Verdict
 

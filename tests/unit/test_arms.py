@@ -15,7 +15,7 @@ from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.job_file.prune_variants import prune, with_exclusions
 from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
-from fleet_controller.planning.plan import make_variants
+from fleet_controller.planning.job_plan import make_variants
 from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError
 

@@ -13,7 +13,7 @@ from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.cost import cost
 from fleet_controller.planning.estimate import estimate
 from fleet_controller.planning.host_selection import Candidate, choice_findings, choose
-from fleet_controller.planning.plan import make_plan
+from fleet_controller.planning.job_plan import make_plan
 
 JOB = """\
 apiVersion: benchfleet/v1

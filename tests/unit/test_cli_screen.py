@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.analysis.compare import Comparison, Conditions, compare
+from fleet_controller.analysis.compare_runs import Comparison, Conditions, compare
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_output import (
     change_text,

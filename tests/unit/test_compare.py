@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
+from fleet_controller.analysis.compare_runs import (
+    Comparison,
+    Conditions,
+    Row,
+    compare,
+    compare_jobs,
+)
 from fleet_controller.analysis.launches import minutes_per_launch
 from fleet_controller.analysis.verdict import Verdict
 from fleet_controller.core.controller_api import StoredRun

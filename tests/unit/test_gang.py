@@ -23,7 +23,7 @@ from fleet_controller.core.schedule_inputs import Host, waiting_of
 from fleet_controller.core.scheduler import Start, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial, job_state
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.plan import make_plan, trial_specs
+from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import EngineSpec, Gang, Measure, Outcome, Phase, TrialSpec, Workload
 

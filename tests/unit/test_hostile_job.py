@@ -18,7 +18,7 @@ from fleet_agent.core.engine import LaunchCommand, Place
 from fleet_agent.engines.sglang.launch import container_command
 from fleet_agent.engines.sglang.launch.server_command import HostFacts, server_command
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.plan import make_plan, trial_specs
+from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import TrialSpec

@@ -12,6 +12,7 @@ from fleet_controller.core.schedule_inputs import Host, waiting_of, why_waits
 from fleet_controller.core.scheduler import next_starts
 from fleet_controller.core.trial_state import Trial
 from fleet_controller.planning.host_selection import Candidate
+from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.planning.load_host_assignment import (
     cores,
     lenders,
@@ -19,7 +20,6 @@ from fleet_controller.planning.load_host_assignment import (
     lent_for_s,
     load_plan,
 )
-from fleet_controller.planning.plan import make_plan, trial_specs
 from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, LoadPlan, TrialSpec, Workload
 
 ENGINE = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8}, gpus=8)

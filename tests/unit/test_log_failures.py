@@ -10,7 +10,7 @@ import pytest
 from fleet_controller.core.retry import rule_for
 from fleet_knowledge.failure_classes import FAILURES, kind_of
 from fleet_knowledge.nccl.log.nccl_failures import NCCL_FAILURES
-from fleet_knowledge.server_log.diagnosis.diagnosis import FAILED, Diagnosis
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import FAILED, Diagnosis
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_knowledge.server_log.symptoms.symptom import ROOT
 from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS, symptom_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_knowledge.server_log.diagnosis.diagnosis import FAILED, Diagnosis
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import FAILED, Diagnosis
 from fleet_knowledge.server_log.log_reader import LogReader
 
 CRASH = "[2025-06-01 10:00:00 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"

@@ -16,7 +16,7 @@ from fleet_knowledge.server_log.parsing import batch_lines, server_facts
 from fleet_knowledge.server_log.symptoms.prefilter import needs, telling
 from fleet_knowledge.server_log.symptoms.regex_literals import literals_of
 from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS
-from fleet_knowledge.server_log.symptoms.warnings_table import NOTES
+from fleet_knowledge.server_log.symptoms.warning_patterns import NOTES
 
 FOLDER = Path(__file__).parent / "data" / "field"
 CASES = sorted(FOLDER.glob("[AB]*.json"))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.nccl.allreduce_path import Answer, Server, all_reduce_path
-from fleet_knowledge.nccl.variable_checks import passed_by
+from fleet_knowledge.nccl.variable_rules import passed_by
+from fleet_knowledge.server_configuration import Configuration
 
 REACHES, BYPASSED, UNKNOWN = Answer.REACHES, Answer.BYPASSED, Answer.UNKNOWN
 CASES: tuple[tuple[Mapping[str, Any], str, Answer, str], ...] = (

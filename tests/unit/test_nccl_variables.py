@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_knowledge.configuration import Configuration
-from fleet_knowledge.nccl import variable_checks
+from fleet_knowledge.nccl import variable_rules
 from fleet_knowledge.nccl.sglang_overrides import overrides_of
-from fleet_knowledge.nccl.variable_checks import of_server, of_variable
+from fleet_knowledge.nccl.variable_rules import of_server, of_variable
 from fleet_knowledge.nccl.variables.algo_proto_grammar import ALGORITHMS, chosen, without_algorithm
 from fleet_knowledge.nccl.variables.guide_table import table
 from fleet_knowledge.nccl.variables.known_variables import (
@@ -26,6 +25,7 @@ from fleet_knowledge.nccl.variables.known_variables import (
 from fleet_knowledge.nccl.variables.value_types import Outcome, read_number
 from fleet_knowledge.nccl.variables.variable import span
 from fleet_knowledge.release import Between, Release
+from fleet_knowledge.server_configuration import Configuration
 
 GUIDE = Path(__file__).parents[2] / "docs" / "nccl.md"
 ILLEGAL = (
@@ -126,9 +126,9 @@ def test_a_default_holds_in_its_versions_only() -> None:
 
 
 def test_what_sglang_sets_itself_is_the_default_of_a_server() -> None:
-    assert variable_checks.changes_nothing("NCCL_NVLS_ENABLE", "0") != ""
-    assert variable_checks.changes_nothing("NCCL_NVLS_ENABLE", "2") == ""
-    assert variable_checks.changes_nothing("NCCL_NTHREADS", "512") != ""
+    assert variable_rules.changes_nothing("NCCL_NVLS_ENABLE", "0") != ""
+    assert variable_rules.changes_nothing("NCCL_NVLS_ENABLE", "2") == ""
+    assert variable_rules.changes_nothing("NCCL_NTHREADS", "512") != ""
 
 
 def test_an_override_of_sglang_needs_its_argument_and_version() -> None:
@@ -213,4 +213,4 @@ def test_no_value_makes_a_row_raise(name: str, value: str, version: str) -> None
     row.fault(value, release)
     row.equals_default(value, release)
     assert row.values.same(value, value)
-    list(variable_checks.of_variable(name, value, release))
+    list(variable_rules.of_variable(name, value, release))

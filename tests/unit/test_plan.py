@@ -10,7 +10,7 @@ import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.planning.estimate import estimate, gpu_hours
-from fleet_controller.planning.plan import make_plan, trial_id, trial_spec
+from fleet_controller.planning.job_plan import make_plan, trial_id, trial_spec
 from fleet_knowledge.sglang.parallelism import needed_gpus
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.trial_types import (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.planning.plan import Plan, make_plan
+from fleet_controller.planning.job_plan import Plan, make_plan
 from fleet_protos.trial_types import EngineKind, EngineSpec, Measure, Workload
 
 NAMES = st.text("abcdefgh123-", min_size=1, max_size=4)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.planning.plan import make_plan, placed_on, trial_spec
+from fleet_controller.planning.job_plan import make_plan, placed_on, trial_spec
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", python="p", args={"tp_size": 8})

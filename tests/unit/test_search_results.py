@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.analysis.compare import Comparison, Conditions, Row, compare, compare_jobs
+from fleet_controller.analysis.compare_runs import (
+    Comparison,
+    Conditions,
+    Row,
+    compare,
+    compare_jobs,
+)
 from fleet_controller.analysis.launches import launches_of
 from fleet_controller.analysis.slo_limits import found
 from fleet_controller.analysis.verdict import Verdict

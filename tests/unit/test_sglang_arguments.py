@@ -9,8 +9,8 @@ import pytest
 
 from fleet_agent.core.engine import Engine, Place
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.engines.sglang.launch.arguments import at_home, option, words
-from fleet_agent.engines.sglang.launch.server_environment import server_environment
+from fleet_agent.engines.sglang.launch.argv import at_home, option, words
+from fleet_agent.engines.sglang.launch.launch_environment import server_environment
 from fleet_agent.engines.sglang.sglang_engine import SglangEngine
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec

@@ -8,8 +8,8 @@ from hypothesis import strategies as some
 
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.yaml.findings import Finding, JobRejected
-from fleet_knowledge.sglang.arguments import arguments
 from fleet_knowledge.sglang.numeric_arguments import COUNTED, NUMBER, WHOLE, numbers, takes
+from fleet_knowledge.sglang.server_arguments import arguments
 
 JOB = """\
 apiVersion: benchfleet/v1

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.engines.sglang.launch.arguments import NEGATABLE
-from fleet_knowledge.configuration import Configuration
+from fleet_agent.engines.sglang.launch.argv import NEGATABLE
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.arguments import (
+from fleet_knowledge.server_configuration import Configuration
+from fleet_knowledge.sglang.environment_rules import CHANGES, overwrites, remarks
+from fleet_knowledge.sglang.retired_arguments import RETIRED
+from fleet_knowledge.sglang.server_arguments import (
     NEWEST_READ,
     Spelling,
     aliases,
@@ -19,8 +21,6 @@ from fleet_knowledge.sglang.arguments import (
     newest,
     spell,
 )
-from fleet_knowledge.sglang.environment import CHANGES, overwrites, remarks
-from fleet_knowledge.sglang.retired_arguments import RETIRED
 from fleet_knowledge.sglang_releases import Holds, holds, of_image
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Release
+from fleet_knowledge.server_configuration import Configuration
 from fleet_knowledge.sglang import parallelism
 from fleet_knowledge.sglang.effective_configuration import effective
 from fleet_knowledge.sglang.speculation.algorithms import (

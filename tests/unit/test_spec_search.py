@@ -9,7 +9,7 @@ import pytest
 from fleet_controller.core.gang import hold_limit_s
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.planning.estimate import trial_seconds
-from fleet_controller.planning.plan import make_plan, trial_spec
+from fleet_controller.planning.job_plan import make_plan, trial_spec
 from fleet_controller.yaml.findings import ERROR, JobRejected
 from fleet_protos.search_types import CONCURRENCY, RATE, Search
 

@@ -26,7 +26,7 @@ from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.job_file.job_models import job_schema
 from fleet_controller.job_file.workload_files import BadSource, read_prompts, read_trace
 from fleet_controller.planning.estimate import estimate, trial_seconds
-from fleet_controller.planning.plan import make_plan, trial_specs
+from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.yaml.findings import ERROR, JobRejected
 from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, pack, unpack
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Stage, Workload

@@ -19,7 +19,7 @@ from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
 from fleet_agent.server.trial_server import Tools
 from fleet_agent.trials.effect_handlers import Errands
-from fleet_controller.analysis.compare import compare
+from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.launches import launches_of, without_warm_up
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
 from fleet_controller.report.comparison_output import json_of, remarks_of

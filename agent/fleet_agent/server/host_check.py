@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet_agent.core.admission.host_policy import PATH_PYTHON, Policy, ServerDefaults
-from fleet_agent.engines.sglang.launch.arguments import under_home
+from fleet_agent.engines.sglang.launch.argv import under_home
 from fleet_agent.engines.sglang.launch.container_runtimes import client_environment
 from fleet_agent.host import sysfs
 from fleet_agent.host.gpus import Reading

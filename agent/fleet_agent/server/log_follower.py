@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet_agent.core.stall_detection import Course, Look, advance, begin, stands_still
 from fleet_agent.storage.log_limits import next_data
-from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.events import ServerProgressed
 

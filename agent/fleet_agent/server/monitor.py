@@ -16,8 +16,8 @@ from fleet_agent.storage import trial_artifacts
 from fleet_agent.storage.disk_space import fullness
 from fleet_agent.storage.log_limits import keep_small
 from fleet_knowledge.failure_classes import FAILURES, kind_of
-from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
 from fleet_knowledge.server_log.diagnosis.launch_phases import WITHOUT_PROGRESS_S
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import EngineSpec

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fleet_agent.core.engine import Place
-from fleet_agent.engines.sglang.launch.arguments import under_home
+from fleet_agent.engines.sglang.launch.argv import under_home
 from fleet_agent.host import sysfs
 from fleet_agent.host.clock import is_synchronised
 from fleet_agent.host.gpu_memory import holder
@@ -24,7 +24,7 @@ from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host import gpu_processes, nvswitch_fabric
 from fleet_knowledge.host.gpu import Gpu
 from fleet_knowledge.host.gpu_comparison import unequal
-from fleet_knowledge.nccl.variable_checks import files_needed
+from fleet_knowledge.nccl.variable_rules import files_needed
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 _DISK_LOW_BYTES = 1 << 30

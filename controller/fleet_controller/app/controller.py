@@ -40,8 +40,8 @@ from fleet_controller.jobs.state_writer import Desk
 from fleet_controller.planning.admission_preview import refusal
 from fleet_controller.planning.estimate import estimate
 from fleet_controller.planning.host_selection import choice_findings, choose
+from fleet_controller.planning.job_plan import Plan, make_plan, trial_specs
 from fleet_controller.planning.load_host_assignment import lenders, lending_findings, load_plan
-from fleet_controller.planning.plan import Plan, make_plan, trial_specs
 from fleet_controller.store.store import JobRow, Store
 from fleet_controller.yaml.findings import ERROR, JobRejected, has_errors
 from fleet_protos.errors import ConfigError, ErrorKind, FleetError, NotFound

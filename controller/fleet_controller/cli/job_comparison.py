@@ -7,13 +7,13 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from fleet_controller.analysis.compare import Comparison, Conditions, compare, compare_jobs
+from fleet_controller.analysis.compare_runs import Comparison, Conditions, compare, compare_jobs
 from fleet_controller.analysis.job_differences import differences
 from fleet_controller.cli.controller_connection import connected
 from fleet_controller.core.controller_api import Controller, JobDetail, Results, TrialStatus
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.plan import make_variants
+from fleet_controller.planning.job_plan import make_variants
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import Outcome
 

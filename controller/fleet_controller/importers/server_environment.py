@@ -10,7 +10,7 @@ from fleet_controller.importers.secret_masking import is_secret
 from fleet_controller.importers.shell.expansion import Argument
 from fleet_controller.importers.sources.kubernetes import GROUP_SIZE
 from fleet_controller.yaml.finding_collector import Notes
-from fleet_knowledge.nccl.variable_checks import files_needed
+from fleet_knowledge.nccl.variable_rules import files_needed
 from fleet_knowledge.nccl.variables.known_variables import find
 
 SECRET = "secret://"

@@ -11,7 +11,7 @@ from fleet_controller.importers.shell.expansion import Argument
 from fleet_controller.importers.sources.launch_values import Option
 from fleet_controller.yaml.finding_collector import Notes
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.arguments import arguments, is_negatable, spell
+from fleet_knowledge.sglang.server_arguments import arguments, is_negatable, spell
 
 FLAG, MANY, ONE, UNKNOWN = "flag", "many", "one", ""
 NO_VALUE = "no value"  # of an option that wants one and has none

@@ -11,7 +11,9 @@ from fleet_controller.job_file.parsed_job import Reading
 from fleet_controller.yaml.document import Path
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.arguments import (
+from fleet_knowledge.sglang.numeric_arguments import COUNTED, NUMBER, WHOLE, numbers, takes
+from fleet_knowledge.sglang.retired_arguments import RETIRED
+from fleet_knowledge.sglang.server_arguments import (
     NEWEST_READ,
     Argument,
     Spelling,
@@ -20,8 +22,6 @@ from fleet_knowledge.sglang.arguments import (
     newest,
     spell,
 )
-from fleet_knowledge.sglang.numeric_arguments import COUNTED, NUMBER, WHOLE, numbers, takes
-from fleet_knowledge.sglang.retired_arguments import RETIRED
 from fleet_knowledge.sglang_releases import Holds, of_image
 
 _ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from fleet_controller.job_file.variant_checks import Arms, level_path, told
 from fleet_controller.planning.equivalence import Twin, twins
 from fleet_controller.yaml.findings import WARNING, Finding
-from fleet_knowledge.sglang import environment
+from fleet_knowledge.sglang import environment_rules
 
 
 def check(arms: Arms) -> Iterator[Finding]:
     """What to tell about variables, and each group of variants that one entry of `exclude` leaves out."""
-    yield from told(arms, (environment.remarks,))
+    yield from told(arms, (environment_rules.remarks,))
     groups: dict[tuple[tuple[str, str], ...], list[Twin]] = {}
     for twin in twins(arms.job, arms.variants):
         groups.setdefault(tuple(twin.exclude.items()), []).append(twin)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from fleet_controller.job_file.variant_checks import Arms, told
 from fleet_controller.yaml.findings import Finding
-from fleet_knowledge.sglang import server_limits
+from fleet_knowledge.sglang import capacity_rules
 
 
 def check(arms: Arms) -> Iterator[Finding]:
     """What to tell about the limits of all variants."""
-    yield from told(arms, (server_limits.remarks,))
+    yield from told(arms, (capacity_rules.remarks,))

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 
 from fleet_controller.job_file.variant_checks import Arms, told
 from fleet_controller.yaml.findings import Finding
-from fleet_knowledge.configuration import ERROR, Configuration, Remark
+from fleet_knowledge.server_configuration import ERROR, Configuration, Remark
 from fleet_knowledge.sglang.speculation import speculation_rules
 from fleet_knowledge.sglang.speculation.algorithms import is_eagle3_config, names_eagle3
 from fleet_knowledge.sglang.speculation.resolved_arguments import ALGORITHM, DRAFT, canonical

@@ -21,7 +21,7 @@ from fleet_controller.job_file import (
 from fleet_controller.job_file.checks_unfilled import check_unfilled
 from fleet_controller.job_file.parsed_job import Reading
 from fleet_controller.job_file.variant_checks import Arms
-from fleet_controller.planning.plan import Variant
+from fleet_controller.planning.job_plan import Variant
 from fleet_controller.yaml.document import Path
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
 

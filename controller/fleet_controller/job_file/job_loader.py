@@ -16,7 +16,7 @@ from fleet_controller.job_file.job_checks import check, check_variants
 from fleet_controller.job_file.job_format import JOB
 from fleet_controller.job_file.job_models import JobFile
 from fleet_controller.job_file.parsed_job import Reading
-from fleet_controller.planning.plan import make_variants, variant_findings
+from fleet_controller.planning.job_plan import make_variants, variant_findings
 from fleet_controller.yaml.document import LARGEST_BYTES, Document, Path, read_document
 from fleet_controller.yaml.findings import (
     ERROR,

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from fleet_controller.job_file.attached_text import joined, split
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
-from fleet_controller.planning.plan import make_variants
+from fleet_controller.planning.job_plan import make_variants
 from fleet_protos.errors import ConfigError
 
 _WIDEST_LINE = 4096

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fleet_knowledge.sglang.arguments import is_negatable, spell
+from fleet_knowledge.sglang.server_arguments import is_negatable, spell
 
 
 def normalise(written: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from fleet_controller.job_file.argument_checks import layers
 from fleet_controller.job_file.parsed_job import Reading
 from fleet_controller.job_file.sglang_arguments import spell
 from fleet_controller.planning.equivalence import configuration
-from fleet_controller.planning.plan import Variant
+from fleet_controller.planning.job_plan import Variant
 from fleet_controller.yaml.document import Path
 from fleet_controller.yaml.findings import Finding
-from fleet_knowledge.configuration import Configuration, Remark
+from fleet_knowledge.server_configuration import Configuration, Remark
 
 Rule = Callable[[Configuration], Iterable[Remark]]
 _Key = tuple[Path, str, str, str, str]

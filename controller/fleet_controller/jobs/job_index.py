@@ -14,7 +14,7 @@ from fleet_controller.core.schedule_inputs import Waiting
 from fleet_controller.core.scheduler import NotAgain, Start, left_s, not_again
 from fleet_controller.core.trial_state import Attempt, Trial, is_over, job_state
 from fleet_controller.jobs.waiting_index import Queued
-from fleet_controller.planning.plan import placed_on
+from fleet_controller.planning.job_plan import placed_on
 from fleet_controller.store.store import JobRow
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec

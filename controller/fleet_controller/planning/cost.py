@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
 from fleet_controller.planning.estimate import busy_seconds
-from fleet_controller.planning.plan import Plan
+from fleet_controller.planning.job_plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

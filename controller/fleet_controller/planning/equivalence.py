@@ -8,9 +8,9 @@ from itertools import chain
 from typing import Any
 
 from fleet_controller.core.job import Job
-from fleet_controller.planning.plan import Variant
-from fleet_knowledge.configuration import Configuration
+from fleet_controller.planning.job_plan import Variant
 from fleet_knowledge.release import Release
+from fleet_knowledge.server_configuration import Configuration
 from fleet_knowledge.sglang.effective_configuration import Effective, effective
 from fleet_knowledge.sglang_releases import of_image
 from fleet_protos.trial_types import EngineKind, EngineSpec

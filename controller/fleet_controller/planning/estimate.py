@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 
 from fleet_controller.core.job import Job
-from fleet_controller.planning.plan import Plan, PlannedTrial, has_witness
+from fleet_controller.planning.job_plan import Plan, PlannedTrial, has_witness
 from fleet_protos.trial_types import EngineKind, EngineSpec, Workload
 
 # Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of an 8-GPU host shows (62.9 tok/s).

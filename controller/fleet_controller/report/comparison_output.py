@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fleet_controller.analysis import statistics
-from fleet_controller.analysis.compare import SIMULATED, Comparison, Row
+from fleet_controller.analysis.compare_runs import SIMULATED, Comparison, Row
 from fleet_controller.analysis.slo_limits import Limit
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host import recognise as recognise_host
-from fleet_knowledge.server_log.diagnosis.diagnosis import UNKNOWN, Diagnosis
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import UNKNOWN, Diagnosis
 from fleet_knowledge.sglang_metrics import recognise as recognise_figures
 
 SERVER_LOG, NCCL_LOG, TEXT = "server_log", "nccl_log", "text"

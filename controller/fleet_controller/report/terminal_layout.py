@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from fleet_controller.analysis.compare import Comparison
+from fleet_controller.analysis.compare_runs import Comparison
 from fleet_controller.report.comparison_output import (
     heading_of,
     narrow_of,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.environment import CHANGES, WHEN_UNSET
+from fleet_knowledge.server_configuration import Configuration
+from fleet_knowledge.sglang.environment_rules import CHANGES, WHEN_UNSET
 
 _ANY = Between()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet_knowledge.configuration import ERROR, INFO, WARNING, Configuration, Remark
 from fleet_knowledge.nccl import allreduce_path
 from fleet_knowledge.nccl.variables.algo_proto_grammar import FUNCTION_LISTS, without_algorithm
 from fleet_knowledge.nccl.variables.known_variables import (
@@ -20,7 +19,8 @@ from fleet_knowledge.nccl.variables.undocumented_variables import UNDOCUMENTED
 from fleet_knowledge.nccl.variables.value_types import FilePath, Names, Outcome, read_number
 from fleet_knowledge.nccl.variables.variable import Variable, span
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang.environment import WHEN_UNSET
+from fleet_knowledge.server_configuration import ERROR, INFO, WARNING, Configuration, Remark
+from fleet_knowledge.sglang.environment_rules import WHEN_UNSET
 
 _ANY = Between()
 _OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fleet_knowledge.server_log.diagnosis.accumulator import Story
-from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_knowledge.server_log.parsing.batch_columns import (
     DIGITS,
     Layout,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet_knowledge.configuration import ERROR, WARNING, Configuration, Remark
+from fleet_knowledge.server_configuration import ERROR, WARNING, Configuration, Remark
 
 # In the order in which SGLang reads them: one name up to 0.5.19, one for each phase from 0.5.20 (server_args.py).
 _GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")

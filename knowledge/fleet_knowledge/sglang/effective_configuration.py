@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.configuration import Configuration
-from fleet_knowledge.sglang.arguments import arguments
-from fleet_knowledge.sglang.environment import overwrites
+from fleet_knowledge.server_configuration import Configuration
+from fleet_knowledge.sglang.environment_rules import overwrites
 from fleet_knowledge.sglang.parallelism import speaks_nccl
+from fleet_knowledge.sglang.server_arguments import arguments
 from fleet_knowledge.sglang.speculation.resolved_arguments import (
     ALGORITHM,
     DRAFT,

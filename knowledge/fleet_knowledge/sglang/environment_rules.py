@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
-from fleet_knowledge.configuration import INFO, WARNING, Configuration, Remark
 from fleet_knowledge.release import Between, Release
+from fleet_knowledge.server_configuration import INFO, WARNING, Configuration, Remark
 from fleet_knowledge.sglang_releases import NEWEST_READ, Holds, has, holds
 
 _OWN = ("SGLANG_", "SGL_")
@@ -189,7 +189,7 @@ class _Names:
 
 @cache
 def _names() -> _Names:
-    lines = files(__package__).joinpath("variables.txt").read_text(encoding="utf-8").splitlines()
+    lines = files(__package__).joinpath("sglang_variables.txt").read_text(encoding="utf-8").splitlines()
     [read] = [line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")]
     rows = (line.split() for line in lines if line and not line.startswith("#"))
     seen = {name: (first, "" if last == "-" else last) for name, first, last in rows}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleet_knowledge.configuration import ERROR, INFO, WARNING, Configuration, Remark
 from fleet_knowledge.release import Between
+from fleet_knowledge.server_configuration import ERROR, INFO, WARNING, Configuration, Remark
 from fleet_knowledge.sglang_releases import Holds, holds
 
 # Options that make ep_size the same as tp_size whatever is asked (0.4.1 - 0.5.9 server_args.py).

@@ -54,7 +54,7 @@ class _Table:
 
 @cache
 def _table() -> _Table:
-    lines = files(__package__).joinpath("arguments.txt").read_text(encoding="utf-8").splitlines()
+    lines = files(__package__).joinpath("server_arguments.txt").read_text(encoding="utf-8").splitlines()
     [read] = [line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")]
     arguments = {entry.name: entry for line in lines if line and not line.startswith("#") for entry in [_argument(line)]}
     spellings = {spelling: entry.name for entry in arguments.values() for spelling in (entry.name, *entry.spellings)}

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from fleet_agent.core.admission.host_policy import Policy
 from fleet_knowledge.security import path_patterns, risky_arguments, risky_variables
-from fleet_knowledge.sglang.arguments import arguments as known_arguments
-from fleet_knowledge.sglang.arguments import spell
+from fleet_knowledge.sglang.server_arguments import arguments as known_arguments
+from fleet_knowledge.sglang.server_arguments import spell
 from fleet_protos.trial_types import EngineKind, EngineSpec
 
 _ALWAYS = ("/dev/null", "/dev/stdout", "/dev/stderr")

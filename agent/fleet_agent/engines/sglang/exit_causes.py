@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 
 from fleet_knowledge.failure_classes import FAILURES
-from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _USAGE = 2  # argparse's

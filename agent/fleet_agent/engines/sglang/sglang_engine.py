@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from fleet_agent.core.engine import LaunchCommand, Place
 from fleet_agent.engines.sglang import readiness
 from fleet_agent.engines.sglang.launch import container_command
-from fleet_agent.engines.sglang.launch.arguments import at_home, under_home, words
+from fleet_agent.engines.sglang.launch.argv import at_home, under_home, words
 from fleet_agent.engines.sglang.launch.container_runtimes import (
     client_environment,
     find_runtime,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from fleet_agent.core.engine import LaunchCommand, Place
 from fleet_agent.engines.sglang import readiness
-from fleet_agent.engines.sglang.launch.arguments import gang_words, words
+from fleet_agent.engines.sglang.launch.argv import gang_words, words
 from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind, choose
 from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
 from fleet_agent.engines.sglang.proof import configuration_proof

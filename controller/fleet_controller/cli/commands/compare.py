@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_controller.analysis.compare import Comparison, compare
+from fleet_controller.analysis.compare_runs import Comparison, compare
 from fleet_controller.analysis.csv_runs import read_own_numbers
 from fleet_controller.analysis.verdict import Question, Verdict
 from fleet_controller.cli.input_files import read_text

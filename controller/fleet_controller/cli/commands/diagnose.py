@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.report.diagnosis_output import TEXT, Told, joined, lines_of, parts_of, told_of
-from fleet_knowledge.server_log.diagnosis.diagnosis import UNKNOWN
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import UNKNOWN
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ConfigError, ExitCode
 

@@ -18,8 +18,8 @@ from fleet_controller.planning.cost import Cost, cost
 from fleet_controller.planning.equivalence import Twin, twins
 from fleet_controller.planning.estimate import estimate, gpu_hours
 from fleet_controller.planning.host_selection import Candidate, choice_findings, choose
+from fleet_controller.planning.job_plan import Plan, Variant, gangs_of, make_plan
 from fleet_controller.planning.load_host_assignment import lenders, lending_findings, load_plan
-from fleet_controller.planning.plan import Plan, Variant, gangs_of, make_plan
 from fleet_controller.report.comparison_output import duration_text
 from fleet_controller.report.table import Table
 from fleet_controller.report.terminal_layout import table_text

@@ -11,8 +11,8 @@ from fleet_knowledge.nccl.log.nccl_reader import NcclReader
 from fleet_knowledge.server_log.diagnosis import conclusion, launch_phases
 from fleet_knowledge.server_log.diagnosis.decode_rates import Rates
 from fleet_knowledge.server_log.diagnosis.decode_section import decode_section, figures_warn
-from fleet_knowledge.server_log.diagnosis.diagnosis import Diagnosis, Warned
 from fleet_knowledge.server_log.diagnosis.launch_phases import SERVING, Launch
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis, Warned
 from fleet_knowledge.server_log.diagnosis.root_cause import Roots, Sighting
 from fleet_knowledge.server_log.parsing import server_facts
 from fleet_knowledge.server_log.parsing.batch_columns import Rows
@@ -20,12 +20,12 @@ from fleet_knowledge.server_log.parsing.batch_lines import Batch, read_batch
 from fleet_knowledge.server_log.parsing.log_lines import Line, elapsed, read_lines, seconds
 from fleet_knowledge.server_log.parsing.redaction import shown
 from fleet_knowledge.server_log.parsing.server_facts import arguments_of, facts_of, versions_of
-from fleet_knowledge.server_log.symptoms import symptom_matching, warnings_table
+from fleet_knowledge.server_log.symptoms import symptom_matching, warning_patterns
 from fleet_knowledge.server_log.symptoms.symptom_matching import symptom_of
-from fleet_knowledge.server_log.symptoms.warnings_table import Note, note_of
+from fleet_knowledge.server_log.symptoms.warning_patterns import Note, note_of
 
 _SAMPLES = 8
-_TABLES = (symptom_matching.TELLTALES, warnings_table.TELLTALES, launch_phases.TELLTALES, server_facts.TELLTALES)
+_TABLES = (symptom_matching.TELLTALES, warning_patterns.TELLTALES, launch_phases.TELLTALES, server_facts.TELLTALES)
 _TELLTALES = {word.lower() for several in _TABLES for word in several}
 _TELLTALES |= {"exiting", "shutting", "sigterm", "shutdown", "finished", "kill_process", "health", "traceback", "ccl", "--model", " batch"}
 _TELLTALES |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable", "cancelled", 'file "'}

@@ -8,17 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_knowledge.failure_classes import FAILURES, Failure
 from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
-from fleet_knowledge.server_log.diagnosis.diagnosis import (
-    BUSY,
-    FAILED,
-    IS_READY,
-    IS_SERVING,
-    STARTING,
-    STOPPED,
-    UNKNOWN,
-    Diagnosis,
-    Warned,
-)
 from fleet_knowledge.server_log.diagnosis.failure_details import details_of, told_cause
 from fleet_knowledge.server_log.diagnosis.launch_phases import (
     CAPTURE_GRAPH,
@@ -29,6 +18,17 @@ from fleet_knowledge.server_log.diagnosis.launch_phases import (
     READY,
     SERVING,
     START,
+)
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import (
+    BUSY,
+    FAILED,
+    IS_READY,
+    IS_SERVING,
+    STARTING,
+    STOPPED,
+    UNKNOWN,
+    Diagnosis,
+    Warned,
 )
 from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
 from fleet_knowledge.server_log.parsing.log_lines import Rank, elapsed

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet_knowledge.server_log.diagnosis.decode_rates import RankRates, Rates
-from fleet_knowledge.server_log.diagnosis.diagnosis import Warned
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import Warned
 from fleet_knowledge.server_log.parsing.log_lines import Rank
 
 _CACHED_SHARE = 0.5  # of prompt tokens: above it the prefill rate says little about prefill

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from fleet_knowledge.server_log.symptoms.regex_literals import is_floating, literals_of
 from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS
-from fleet_knowledge.server_log.symptoms.warnings_table import NOTES
+from fleet_knowledge.server_log.symptoms.warning_patterns import NOTES
 
 _DIGITS = b"0123456789"
 # Characters left out, the most first: a text is looked for where enough of it is left, among the fewest bytes

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fleet_knowledge.configuration import ERROR, WARNING, Configuration, Remark, graded, in_versions
 from fleet_knowledge.release import Between
+from fleet_knowledge.server_configuration import (
+    ERROR,
+    WARNING,
+    Configuration,
+    Remark,
+    graded,
+    in_versions,
+)
 from fleet_knowledge.sglang.speculation.algorithms import EAGLE_LIKE
 from fleet_knowledge.sglang.speculation.resolved_arguments import (
     ALGORITHM,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.release import Between, Release
+from fleet_knowledge.server_configuration import Configuration
 from fleet_knowledge.sglang.speculation.algorithms import ALGORITHMS, ALIASES, EAGLE_LIKE, family
 from fleet_knowledge.sglang_releases import Holds, holds
 

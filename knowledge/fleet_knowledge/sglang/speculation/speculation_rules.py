@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
-from fleet_knowledge.configuration import (
+from fleet_knowledge.release import Between
+from fleet_knowledge.server_configuration import (
     ERROR,
     INFO,
     WARNING,
@@ -14,7 +15,6 @@ from fleet_knowledge.configuration import (
     graded,
     in_versions,
 )
-from fleet_knowledge.release import Between
 from fleet_knowledge.sglang.speculation.algorithms import (
     ALGORITHMS,
     ALIASES,

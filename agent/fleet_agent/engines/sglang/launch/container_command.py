@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from fleet_agent.core.engine import Place
-from fleet_agent.engines.sglang.launch.arguments import under_home
+from fleet_agent.engines.sglang.launch.argv import under_home
 from fleet_agent.engines.sglang.launch.cpu_binding import Choice, cpu_list
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import Container, EngineSpec

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 
 from fleet_agent.core.engine import LaunchCommand, Place
 from fleet_agent.engines.sglang.launch import container_command
-from fleet_agent.engines.sglang.launch.arguments import at_home, gang_words, under_home, words
+from fleet_agent.engines.sglang.launch.argv import at_home, gang_words, under_home, words
 from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind, choose
-from fleet_agent.engines.sglang.launch.server_environment import GPUS, LAUNCH, server_environment
+from fleet_agent.engines.sglang.launch.launch_environment import GPUS, LAUNCH, server_environment
 from fleet_knowledge.release import Between, Release
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineSpec, TrialSpec

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet_knowledge.configuration import Configuration
 from fleet_knowledge.nccl.inspector_output import Observed
 from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
 from fleet_knowledge.nccl.nccl_conf import Source, combine
 from fleet_knowledge.nccl.variable_verification import Proved, State, environment
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.environment import overwrites
+from fleet_knowledge.server_configuration import Configuration
+from fleet_knowledge.sglang.environment_rules import overwrites
 from fleet_protos.trial_types import Gate, GateEffect
 
 ENV_NOT_EFFECTIVE = "env_not_effective"
