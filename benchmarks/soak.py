@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.controller_client import ControllerClient
 from fleet_protos.errors import FleetError
 from fleet_transport.sockets import listen_address
 
@@ -162,7 +162,7 @@ def _disk(folder: Path) -> float:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[tuple[Soak, RemoteController]]:
+async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
     """A controller and an agent of its own, which end with the block."""
     (folder / "tmp").mkdir()
     env = {**os.environ, "TMPDIR": str(folder / "tmp")}
@@ -172,7 +172,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, RemoteController]]:
     address = listen_address(state, "agent")
     controller = _start(folder / "controller.log", env, "fleet_controller.app.main", "--state", str(folder / "controller"), "--agent", address)
     try:
-        async with RemoteController(door) as remote:
+        async with ControllerClient(door) as remote:
             await _connected(remote)
             yield Soak(folder, agent, controller), remote
     finally:
@@ -186,7 +186,7 @@ def _start(log: Path, env: dict[str, str], module: str, *flags: str) -> subproce
         return subprocess.Popen([sys.executable, "-m", module, *flags], stdout=output, stderr=output, env=env, start_new_session=True)
 
 
-async def _connected(remote: RemoteController) -> None:
+async def _connected(remote: ControllerClient) -> None:
     for _ in range(600):
         try:
             if (await remote.hosts())[0].state == "connected":
@@ -197,7 +197,7 @@ async def _connected(remote: RemoteController) -> None:
     raise SystemExit("the controller or the agent did not start: see their logs")
 
 
-async def work(soak: Soak, remote: RemoteController, until_s: float) -> None:
+async def work(soak: Soak, remote: ControllerClient, until_s: float) -> None:
     """One job after the other."""
     while time.monotonic() < until_s:
         job_id, before = await remote.submit(JOB, "soak.yaml"), soak.trials
@@ -210,7 +210,7 @@ async def work(soak: Soak, remote: RemoteController, until_s: float) -> None:
         soak.failures += [f"{trial.trial_id}: {trial.failure_class}: {trial.message}" for trial in failed]
 
 
-async def watched(soak: Soak, remote: RemoteController, seconds: float) -> None:
+async def watched(soak: Soak, remote: ControllerClient, seconds: float) -> None:
     """Work, and look every few seconds."""
     until_s = time.monotonic() + seconds
     async with asyncio.TaskGroup() as tasks:

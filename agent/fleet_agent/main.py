@@ -14,17 +14,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_agent.app.malloc_settings import settle_allocator
+from fleet_agent.app.malloc_settings import limit_malloc_arenas
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode, FleetError
-from fleet_protos.escape import log_to_stderr, plain
+from fleet_protos.escape import escape_unprintable, log_to_stderr
 
 if TYPE_CHECKING:  # it takes a while to import, and `check` and `pending` need none of it
     from fleet_agent.trials.agent import Agent
 
 log = logging.getLogger(__name__)
 
-_LINGER_LOOK_S = 1.0
+_LINGER_CHECK_S = 1.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,56 +51,56 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run until SIGTERM or SIGINT, or `check` the host. Returns a process exit code; no traceback for a user's mistake."""
     if sys.argv[1:2] == ["check"]:
-        return _check(sys.argv[2:])
+        return _run_check_command(sys.argv[2:])
     if sys.argv[1:2] == ["pending"]:
-        return _pending(sys.argv[2:])
+        return _run_pending_command(sys.argv[2:])
     options = parser().parse_args()
-    settle_allocator()
+    limit_malloc_arenas()
     log_to_stderr()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says in words
     try:
-        _need_the_extra()
+        _require_agent_extra()
         asyncio.run(_serve(options))
     except FleetError as error:
-        return _tell(error)
+        return _print_error(error)
     return ExitCode.DONE
 
 
-def _check(words: list[str]) -> int:
-    from fleet_agent.app.check_command import check
+def _run_check_command(words: list[str]) -> int:
+    from fleet_agent.app.check_command import run_check
 
     try:
-        code = check(words)
+        code = run_check(words)
         sys.stdout.flush()
         return code
     except FleetError as error:
-        return _tell(error)
+        return _print_error(error)
     except OSError as error:  # its reader has gone, or the disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again at its end
-        told = ConfigError(f"the findings cannot be written: {error.strerror}")
-        return ExitCode.DONE if isinstance(error, BrokenPipeError) else _tell(told)
+        unwritable = ConfigError(f"the findings cannot be written: {error.strerror}")
+        return ExitCode.DONE if isinstance(error, BrokenPipeError) else _print_error(unwritable)
 
 
-def _pending(words: list[str]) -> int:
+def _run_pending_command(words: list[str]) -> int:
     """For a deploy: what would be lost if the agent ended now, or its state went."""
-    from fleet_agent.app.pending_command import pending
+    from fleet_agent.app.pending_command import read_pending
 
     parse = argparse.ArgumentParser(prog="fleet-agent pending", description="Print what the journal still holds for the controller.")
     parse.add_argument("--state", type=Path, required=True, help="the agent's state folder")
     try:
-        print(json.dumps(pending(parse.parse_args(words).state)))  # noqa: T201 - its result
+        print(json.dumps(read_pending(parse.parse_args(words).state)))  # noqa: T201 - its result
     except FleetError as error:
-        return _tell(error)
+        return _print_error(error)
     return ExitCode.DONE
 
 
-def _tell(error: FleetError) -> int:
+def _print_error(error: FleetError) -> int:
     text = f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
-    print(plain(text), file=sys.stderr)  # noqa: T201 - its way to tell
+    print(escape_unprintable(text), file=sys.stderr)  # noqa: T201 - its way to tell
     return error.exit_code
 
 
-def _need_the_extra() -> None:
+def _require_agent_extra() -> None:
     """Raises ConfigError for what only the load needs, before a server is launched that nothing could load."""
     missing = next((module for module in ("ray", "pyarrow", "uvloop") if find_spec(module) is None), None)
     if missing:
@@ -109,31 +109,31 @@ def _need_the_extra() -> None:
 
 async def _serve(options: argparse.Namespace) -> None:
     try:
-        await _work(options)
+        await _run_agent(options)
     except* FleetError as failed:  # of the group or of the making of its parts
         raise failed.exceptions[0] from None
 
 
-async def _work(options: argparse.Namespace) -> None:
-    from fleet_agent.app.bootstrap import assemble
-    from fleet_agent.app.config import settle
-    from fleet_agent.app.systemd_notify import tell_ready
+async def _run_agent(options: argparse.Namespace) -> None:
+    from fleet_agent.app.bootstrap import build_agent
+    from fleet_agent.app.config import resolve_config
+    from fleet_agent.app.systemd_notify import notify_ready
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    config = settle(options)
-    parts = await assemble(config, options.recorded_gpus, options.memory_back)
+    config = resolve_config(options)
+    parts = await build_agent(config, options.recorded_gpus, options.memory_back)
     try:
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(parts.agent.run(stopping))
             await parts.server.start()
-            serving = tasks.create_task(parts.door.serve()) if parts.door else None
+            serving = tasks.create_task(parts.gateway.serve()) if parts.gateway else None
             log.info("listening on %s as host %s", parts.address, parts.host)
-            tell_ready()
+            notify_ready()
             if options.linger > 0:
-                tasks.create_task(_end_when_lonely(parts.agent, options.linger, stopping))
+                tasks.create_task(_stop_when_idle(parts.agent, options.linger, stopping))
             await working
             if serving is not None:  # till the end: the controller is to hear how the trials ended
                 serving.cancel()
@@ -143,10 +143,10 @@ async def _work(options: argparse.Namespace) -> None:
     log.info("stopped")
 
 
-async def _end_when_lonely(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
+async def _stop_when_idle(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
     """A local agent whose controller was killed ends its trials, waits for another controller, then goes."""
     while not stopping.is_set():
-        await asyncio.sleep(_LINGER_LOOK_S)
+        await asyncio.sleep(_LINGER_CHECK_S)
         lonely_s = time.monotonic() - agent.quiet_since_s
         if not agent.watchers and not agent.active and lonely_s > linger_s:
             log.info("no controller and no trial for %.0f s", lonely_s)

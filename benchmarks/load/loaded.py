@@ -19,7 +19,7 @@ from benchmarks.load.programs import load_process
 from fleet_agent.host.processes import processes_of_session
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest
-from fleet_agent.load.workload.prompts import Draw, salt
+from fleet_agent.load.workload.prompts import PromptDraw, salt
 from fleet_protos.trial_types import Workload
 
 SEED: Final = 1
@@ -120,7 +120,7 @@ def _peak_mb(pid: int) -> float | None:
 
 def measured(path: Path, workload: Workload, run: int) -> Mapping[str, Measured]:
     """Each request of a closed loop's raw file by the salt before its prompt, as the truth server knows it."""
-    draw, rows = Draw(workload.prompts, SEED, run), pq.read_table(path).to_pylist()
+    draw, rows = PromptDraw(workload.prompts, SEED, run), pq.read_table(path).to_pylist()
     names = ("sent_ns", "first_output_ns", "last_ns", "completion_tokens")
     return {salt(draw, row["request"]): Measured(*(row[name] for name in names)) for row in rows}
 

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.load import programs
 from benchmarks.load.loaded import loaded
 from benchmarks.load.programs import CLIENT_CORE, Missing, Pace
-from fleet_agent.load.workers.shard import Room
+from fleet_agent.load.workers.shard import ShardLimits
 from fleet_protos.trial_types import Workload
 
 REQUESTS: Final = 1_000_000
@@ -36,7 +36,7 @@ STREAMS: Final = 64
 LIMIT_MB: Final = 1500.0
 SHARES: Final = (0.7, 1.0)  # of the requests asked for
 RUN: Final = 100_000  # requests of the largest run unless others are asked for: the rest is on the line
-LEAST: Final = Room().prepared  # requests of a run that can be on the line
+LEAST: Final = ShardLimits().prepared  # requests of a run that can be on the line
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks.load import programs
 from benchmarks.load.programs import SERVER_CORE, Missing, Pace, Told, Truth, pinned
 from benchmarks.side_by_side.figures import Figures, Times, figures
-from fleet_agent.core.engine import Place
+from fleet_agent.core.engine import LaunchPlace
 from fleet_agent.engines.sglang.sglang_engine import SglangEngine
 from fleet_agent.host.processes import processes_of_session
 from fleet_controller.job_file.job_loader import load_job
@@ -129,8 +129,8 @@ def _real_spec() -> TrialSpec:
 def real(folder: Path) -> Iterator[Server]:
     """SGLang 0.5.23 on the CPU, launched as the agent launches it, on the core of servers."""
     engine, spec = SglangEngine(), _real_spec()
-    place = Place(_free_port(), (), folder, "side-by-side/1")
-    command = engine.command(spec, place)
+    place = LaunchPlace(_free_port(), (), folder, "side-by-side/1")
+    command = engine.launch_command(spec, place)
     with (folder / "sglang.log").open("wb") as log:
         process = subprocess.Popen(
             command.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(command.env), cwd=command.cwd, start_new_session=True,
@@ -143,9 +143,9 @@ def real(folder: Path) -> Iterator[Server]:
         _end(process)
 
 
-async def _become_ready(engine: SglangEngine, spec: TrialSpec, place: Place, process: subprocess.Popen[bytes]) -> None:
+async def _become_ready(engine: SglangEngine, spec: TrialSpec, place: LaunchPlace, process: subprocess.Popen[bytes]) -> None:
     async with asyncio.timeout(READY_LIMIT_S):
-        while missing := await engine.ready(spec, engine.url(spec, place)):
+        while missing := await engine.check_ready(spec, engine.url(spec, place)):
             if process.poll() is not None:
                 log = (place.folder / "sglang.log").read_text(errors="replace")
                 raise RuntimeError(f"SGLang ended with {process.returncode} ({missing}): {log[-1500:]}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fleet_protos.errors import ErrorKind
 
 # The host must be repaired: no use in trying again there
-HOST = ErrorKind.DEPLOY_FAILED
+NEEDS_HOST_REPAIR = ErrorKind.DEPLOY_FAILED
 _RETRIED = frozenset({ErrorKind.SERVER_LAUNCH, ErrorKind.SERVER_UNHEALTHY, ErrorKind.SERVER_EXITED})
 
 

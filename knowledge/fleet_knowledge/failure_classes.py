@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleet_knowledge.failure_class import Failure
-from fleet_knowledge.failure_classes_launch import ARGUMENTS, MEMORY, MODEL, PORTS
-from fleet_knowledge.failure_classes_runtime import HOST_FAULTS, NCCL, SERVING
+from fleet_knowledge.failure_classes_launch import (
+    ARGUMENT_FAILURES,
+    MEMORY_FAILURES,
+    MODEL_FAILURES,
+    PORT_FAILURES,
+)
+from fleet_knowledge.failure_classes_runtime import (
+    COLLECTIVE_FAILURES,
+    HOST_FAILURES,
+    SERVING_FAILURES,
+)
 from fleet_protos.errors import ErrorKind
 
 __all__ = ["FAILURES", "Failure", "kind_of"]
 
 FAILURES: Mapping[str, Failure] = {
-    failure.name: failure for group in (MEMORY, PORTS, ARGUMENTS, MODEL, SERVING, NCCL, HOST_FAULTS) for failure in group
+    failure.name: failure for group in (MEMORY_FAILURES, PORT_FAILURES, ARGUMENT_FAILURES, MODEL_FAILURES, SERVING_FAILURES, COLLECTIVE_FAILURES, HOST_FAILURES) for failure in group
 }
 """Every class by its name; a log that explains nothing has none of them."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.failure_class import HOST, Failure
+from fleet_knowledge.failure_class import NEEDS_HOST_REPAIR, Failure
 from fleet_protos.errors import ErrorKind
 
-MEMORY = (
+MEMORY_FAILURES = (
     Failure(
         "oom_kv_cache",
         ErrorKind.SERVER_OOM,
@@ -83,7 +83,7 @@ MEMORY = (
     ),
 )
 
-PORTS = (
+PORT_FAILURES = (
     Failure(
         "port_in_use",
         ErrorKind.SERVER_LAUNCH,
@@ -110,7 +110,7 @@ PORTS = (
     ),
 )
 
-ARGUMENTS = (
+ARGUMENT_FAILURES = (
     Failure(
         "argument_error",
         ErrorKind.CONFIG,
@@ -121,7 +121,7 @@ ARGUMENTS = (
     ),
     Failure(
         "container_not_started",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "The container runtime did not start the server's container.",
         "See to what its last line names: the image (pull it first), a mount, the GPUs (`nvidia-ctk`), the daemon, rights of the user.",
         "Reading it as a failure of SGLang, which has not run.",
@@ -162,7 +162,7 @@ ARGUMENTS = (
     ),
 )
 
-MODEL = (
+MODEL_FAILURES = (
     Failure(
         "hf_auth",
         ErrorKind.CONFIG,
@@ -215,7 +215,7 @@ MODEL = (
     ),
     Failure(
         "disk_full",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "A disk of the host is full.",
         "Free space where the line says (model cache, /tmp, JIT caches).",
         "Retrying on this host before there is space.",

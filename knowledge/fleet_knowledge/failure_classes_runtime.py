@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.failure_class import HOST, Failure
+from fleet_knowledge.failure_class import NEEDS_HOST_REPAIR, Failure
 from fleet_protos.errors import ErrorKind
 
-SERVING = (
+SERVING_FAILURES = (
     Failure(
         "watchdog_timeout",
         ErrorKind.SERVER_EXITED,
@@ -82,7 +82,7 @@ SERVING = (
     ),
 )
 
-NCCL = (
+COLLECTIVE_FAILURES = (
     Failure(
         "nccl_init_failed",
         ErrorKind.SERVER_LAUNCH,
@@ -102,7 +102,7 @@ NCCL = (
     ),
     Failure(
         "nccl_version_mismatch",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "Two ranks or two libraries have different NCCL versions.",
         "Give all hosts the same image or environment; look for a second libnccl in LD_LIBRARY_PATH.",
         "Mixing hosts until they agree.",
@@ -159,7 +159,7 @@ NCCL = (
     ),
     Failure(
         "shm_too_small",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "/dev/shm is full or too small (64 MB is docker's default).",
         "Run with --shm-size 32g or --ipc=host (Kubernetes: emptyDir with medium Memory on /dev/shm). Remove stale /dev/shm/nccl-* files.",
         "Clearing the disk or searching the network: the `Socket recv failed` lines only follow.",
@@ -192,7 +192,7 @@ NCCL = (
     ),
 )
 
-HOST_FAULTS = (
+HOST_FAILURES = (
     Failure(
         "gpu_busy_leftover",
         ErrorKind.SERVER_LAUNCH,
@@ -203,7 +203,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "fabric_manager_down",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "An NVSwitch machine without a running nvidia-fabricmanager of exactly the driver's version.",
         "Start or update it; look at Fabric State in `nvidia-smi -q`.",
         "Trusting plain nvidia-smi, which works all the same.",
@@ -211,7 +211,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "driver_mismatch",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "Driver and CUDA libraries do not fit (a container too new for the driver, or an update without a reboot).",
         "Update the driver or take an image for it; after a driver update reboot or reload the modules.",
         "Reinstalling torch.",
@@ -219,7 +219,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "no_gpu",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "The process sees no GPU, or not the one that was asked for.",
         "Check CUDA_VISIBLE_DEVICES, --gpus or the runtime of the container, and that `nvidia-smi -L` lists them inside it.",
         "Setting --device cpu.",
@@ -227,7 +227,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "gpu_lost",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "The GPU at this PCI address is gone (Xid 79 in dmesg)."
         " The state of the others is unknown while nvidia-smi prints one line only.",
         "Take the host out of the pool; it needs a reboot, often a cold power cycle.",
@@ -236,7 +236,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "gpu_ecc_error",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "The GPU reported an uncorrectable memory error.",
         "Drain the host, reset the GPU or reboot; replace it when `nvidia-smi -q -d ECC,ROW_REMAPPER` shows pending or failed remaps.",
         "Retrying on this GPU.",
@@ -252,7 +252,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "nvlink_error",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "NVLink or NVSwitch reported an error.",
         "Drain the host; `nvidia-smi nvlink -e` and dmesg (Xid 74, from Blackwell on 144 to 150) name the link; reseat or replace.",
         "NCCL_P2P_DISABLE=1 to get on: it hides a slow host.",
@@ -268,7 +268,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "dependency_missing",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "A Python package or shared library of the server's environment is missing or does not fit.",
         "Install it into the environment that runs the server; compare versions with the release's own requirements.",
         "Installing into the system's Python or into another environment.",
@@ -276,7 +276,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "jit_compile_failed",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "A kernel had to be compiled on this host and that failed: no compiler, no CUDA toolkit, no ninja, or a damaged cache.",
         "Install what the line names, set CUDA_HOME, or remove the cache folder that it names.",
         "Sharing a JIT cache folder between hosts with different GPUs.",
@@ -284,7 +284,7 @@ HOST_FAULTS = (
     ),
     Failure(
         "limits_too_low",
-        HOST,
+        NEEDS_HOST_REPAIR,
         "A limit of the system was reached (open files, threads, locked memory).",
         "Raise it: `ulimit -n`, `ulimit -u`, `ulimit -l`, pids.max of the container.",
         "Lowering the load of the benchmark to fit.",

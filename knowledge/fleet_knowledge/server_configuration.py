@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.sglang_releases import Holds, holds
+from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 
@@ -17,7 +17,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class ServerConfiguration:
     """What a server is launched with: arguments by SGLang's own names (absent when not given), variables, GPUs given (None: as needed).
 
     `release` is None when the version is not known. `concurrency` is the most requests that a closed loop keeps in flight, 0 = none.
@@ -51,13 +51,13 @@ class Configuration:
         """True when a flag is given."""
         return self.args.get(name) is True
 
-    def has_on(self, variable: str) -> bool:
+    def is_variable_on(self, variable: str) -> bool:
         """True when a variable has one of the values that SGLang reads as true."""
         return self.env.get(variable, "").strip().lower() in ("1", "true", "yes", "y", "t", "on")
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class RuleFinding:
     """One thing to tell. `subject` is what causes it: `args.NAME`, `env.NAME`, `gpus` or `concurrency`."""
 
     code: str
@@ -67,11 +67,11 @@ class Remark:
     hint: str = ""
 
 
-def graded(versions: Between, release: Release | None) -> str | None:
+def refusal_severity(versions: Between, release: Release | None) -> str | None:
     """ERROR where SGLang surely refuses, WARNING where it does so in some versions and ours is not known, None where it does not."""
-    return {Holds.YES: ERROR, Holds.MAYBE: WARNING, Holds.NO: None}[holds(versions, release)]
+    return {Certainty.YES: ERROR, Certainty.MAYBE: WARNING, Certainty.NO: None}[certainty_of(versions, release)]
 
 
-def in_versions(versions: Between, release: Release | None) -> str:
+def versions_suffix(versions: Between, release: Release | None) -> str:
     """` (SGLang 0.5.3 - 0.5.15)`, for messages when the version is not known and matters."""
     return f" (SGLang {versions})" if release is None and versions != Between() else ""

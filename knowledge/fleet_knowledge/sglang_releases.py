@@ -7,11 +7,11 @@ from enum import IntEnum
 
 from fleet_knowledge.release import Between, Release
 
-NEWEST_READ = "0.5.23"
+NEWEST_SGLANG_READ = "0.5.23"
 _ANY = Between()
 
 
-class Holds(IntEnum):
+class Certainty(IntEnum):
     """Whether a fact holds for a server whose version may not be known."""
 
     NO = 0
@@ -19,33 +19,33 @@ class Holds(IntEnum):
     YES = 2
 
 
-def holds(versions: Between, release: Release | None) -> Holds:
+def certainty_of(versions: Between, release: Release | None) -> Certainty:
     """YES for a version within, or when the fact holds in any version; MAYBE when the version is not known."""
     if versions == _ANY:
-        return Holds.YES
+        return Certainty.YES
     if release is None:
-        return Holds.MAYBE
-    return Holds.YES if versions.holds(release) else Holds.NO
+        return Certainty.MAYBE
+    return Certainty.YES if versions.holds(release) else Certainty.NO
 
 
-def has(first: str, last: str, read: Sequence[Release], release: Release | None) -> Holds:
+def certainty_of_presence(first: str, last: str, read: Sequence[Release], release: Release | None) -> Certainty:
     """Whether what was first and last seen in two of the releases `read` is in `release`; an empty `last` means the newest still has it.
 
     Between two releases that were read nothing is known of the ones that lie there: what only one of the two has may be in them.
     """
     if release is None:
-        return Holds.YES if first == str(read[0]) and not last else Holds.MAYBE
+        return Certainty.YES if first == str(read[0]) and not last else Certainty.MAYBE
     if Between(first, last).holds(release):
-        return Holds.YES
+        return Certainty.YES
     start, end = Release.read(first), Release.read(last)
     below = max((known for known in read if start and known < start), default=None)
     above = min((known for known in read if end and end < known), default=None)
     before_it = below is not None and start is not None and below < release < start
     after_it = above is not None and end is not None and end < release < above
-    return Holds.MAYBE if before_it or after_it else Holds.NO
+    return Certainty.MAYBE if before_it or after_it else Certainty.NO
 
 
-def of_image(image: str) -> Release | None:
+def release_of_image(image: str) -> Release | None:
     """The SGLang version in the tag of a container image, such as `lmsysorg/sglang:v0.4.6.post4-cu124`; None when none is there."""
     name, _, tag = image.partition("@")[0].rpartition(":")
     if not name or "/" in tag or "sglang" not in name.rsplit("/", 1)[-1].lower():

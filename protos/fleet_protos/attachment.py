@@ -60,12 +60,12 @@ def unpack(word: str) -> Trace | Prompts:
         if not unpacking.eof:
             raise ValueError(f"cut off, or more than {LARGEST_UNPACKED >> 20} MiB")
         plain = json.loads(data)
-        return _trace(plain) if "at" in plain else Prompts(tuple(tuple(map(_message, one)) for one in plain["prompts"]))
+        return _trace_from_json(plain) if "at" in plain else Prompts(tuple(tuple(map(_message_from_json, one)) for one in plain["prompts"]))
     except (binascii.Error, zlib.error, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"the file that came with the job cannot be read: {error}") from error
 
 
-def _message(plain: Any) -> Message:
+def _message_from_json(plain: Any) -> Message:
     role, content = plain
     if not isinstance(role, str) or not isinstance(content, str):
         raise TypeError("a message is a role and a text")
@@ -74,11 +74,11 @@ def _message(plain: Any) -> Message:
 
 def _trace_json(trace: Trace) -> Mapping[str, Any]:
     """Times and the ids of one prompt as differences, which are small and pack well."""
-    plain = {"at": _steps(trace.at_ms), "in": trace.prompt_tokens, "out": trace.output_tokens}
-    return {**plain, "blocks": [_steps(ids) for ids in trace.blocks]} if trace.blocks else plain
+    plain = {"at": _differences(trace.at_ms), "in": trace.prompt_tokens, "out": trace.output_tokens}
+    return {**plain, "blocks": [_differences(ids) for ids in trace.blocks]} if trace.blocks else plain
 
 
-def _trace(plain: Mapping[str, Any]) -> Trace:
+def _trace_from_json(plain: Mapping[str, Any]) -> Trace:
     blocks = tuple(tuple(accumulate(steps)) for steps in plain.get("blocks", ()))
     trace = Trace(tuple(accumulate(plain["at"])), tuple(plain["in"]), tuple(plain["out"]), blocks)
     columns = (trace.prompt_tokens, trace.output_tokens, *((trace.blocks,) if trace.blocks else ()))
@@ -88,5 +88,5 @@ def _trace(plain: Mapping[str, Any]) -> Trace:
     return trace
 
 
-def _steps(numbers: tuple[int, ...]) -> list[int]:
+def _differences(numbers: tuple[int, ...]) -> list[int]:
     return [*numbers[:1], *(later - earlier for earlier, later in pairwise(numbers))]

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
 from fleet_protos import events
-from fleet_protos.json_lines import read_line
+from fleet_protos.json_lines import read_json_line
 from fleet_protos.trial_types import GateEffect
 from fleet_protos.v1 import trial_pb2
 
@@ -29,7 +29,7 @@ _KIND_OF = {text: body for body, text in _BODIES.items()}
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 # What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped must not let a run count.
-_SAFE: dict[type[IntEnum], IntEnum] = {GateEffect: GateEffect.VOID_RUN}
+_SAFE_DEFAULTS: dict[type[IntEnum], IntEnum] = {GateEffect: GateEffect.VOID_RUN}
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def from_proto(kind: type[V], message: Message) -> V:
 def _read(hint: Any, content: Any) -> Any:
     origin = get_origin(hint)
     if isinstance(content, Struct):
-        return {key: _whole(entry) for key, entry in json_format.MessageToDict(content).items()}
+        return {key: _restore_integers(entry) for key, entry in json_format.MessageToDict(content).items()}
     if origin is tuple:
         return tuple(_read(get_args(hint)[0], entry) for entry in content)
     if origin in (Union, types.UnionType):
@@ -96,28 +96,28 @@ def _read(hint: Any, content: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return from_proto(hint, content)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
-        return _known(hint, content)
+        return _enum_member(hint, content)
     return dict(content) if isinstance(content, Mapping) else content
 
 
-def _known(kind: type[IntEnum], number: int) -> IntEnum:
+def _enum_member(kind: type[IntEnum], number: int) -> IntEnum:
     """The member of that number. One of a newer peer is told in the log and read as what errs on the safe side, else as unspecified."""
     try:
         return kind(number)
     except ValueError:
-        safe = _SAFE.get(kind, kind(0))
+        safe = _SAFE_DEFAULTS.get(kind, kind(0))
         log.warning("a newer peer tells %s %d, unknown to this version: read as %s", kind.__name__, number, safe.name)
         return safe
 
 
-def _whole(entry: Any) -> Any:
+def _restore_integers(entry: Any) -> Any:
     """A Struct holds numbers as doubles: a whole one was written as an integer."""
     if isinstance(entry, float) and entry.is_integer():
         return int(entry)
     if isinstance(entry, list):
-        return [_whole(part) for part in entry]
+        return [_restore_integers(part) for part in entry]
     if isinstance(entry, dict):
-        return {key: _whole(part) for key, part in entry.items()}
+        return {key: _restore_integers(part) for key, part in entry.items()}
     return entry
 
 
@@ -129,12 +129,12 @@ def to_json(value: Any, message: Message) -> str:
 def from_json(kind: type[V], text: str, message: Message) -> V:
     """The value of a line written by `to_json`. Raises json_format.ParseError on anything else; unknown fields pass."""
     try:
-        return read_line(kind, text, _KIND_OF, _zero)
+        return read_json_line(kind, text, _KIND_OF, _empty_value)
     except (ValueError, TypeError, KeyError, AttributeError):  # of another version, or nothing of ours: protobuf's own parser tells
         return from_proto(kind, json_format.Parse(text, message, ignore_unknown_fields=True))
 
 
-def _zero(kind: type[V]) -> V:
+def _empty_value(kind: type[V]) -> V:
     """The value of a message of `trial.proto` that holds nothing."""
     return from_proto(kind, getattr(trial_pb2, kind.__name__)())
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ControllerEpoch:
     """What a controller shows with each order. `controller_id` is of its store, `epoch` grows by one at each start on it."""
 
     controller_id: str = ""
@@ -14,6 +14,6 @@ class Lease:
     protocol: int = 0
 
     @property
-    def is_told(self) -> bool:
+    def names_controller(self) -> bool:
         """False for a peer from before leases, and for somebody who only looks on."""
         return bool(self.controller_id)

@@ -39,8 +39,8 @@ class ExitCode(IntEnum):
     """What `fleetctl` returns to its shell."""
 
     DONE = 0
-    ANSWER_IS_BAD = 1
-    USER_MUST_EDIT = 2
+    FAILED = 1
+    USAGE_ERROR = 2
     UNREACHABLE = 3
     BUG = 4
 
@@ -48,7 +48,7 @@ class ExitCode(IntEnum):
 class FleetError(Exception):
     """Something that its reader can act on: `message` says what happened and where, `hint` what to do next."""
 
-    exit_code = ExitCode.ANSWER_IS_BAD
+    exit_code = ExitCode.FAILED
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class FleetError(Exception):
 class ConfigError(FleetError):
     """The user's file or command is wrong and must be edited."""
 
-    exit_code = ExitCode.USER_MUST_EDIT
+    exit_code = ExitCode.USAGE_ERROR
 
 
 class NotFound(ConfigError):
@@ -72,7 +72,7 @@ class HostUnreachable(FleetError):
     exit_code = ExitCode.UNREACHABLE
 
 
-class ServerFailed(FleetError):
+class ServerError(FleetError):
     """The server did not start, became unhealthy, ran out of memory or exited."""
 
     def __init__(self, kind: ErrorKind, failure_class: str, message: str, *, exit_code: int = 0, log_tail: str = "") -> None:
@@ -83,14 +83,14 @@ class ServerFailed(FleetError):
         self.log_tail = log_tail
 
 
-class LoadFailed(FleetError):
+class LoadError(FleetError):
     """Our own measuring broke; says nothing about the server."""
 
 
 class Conflict(FleetError):
     """The state does not allow it: busy, taken or already over. Read the state again."""
 
-    exit_code = ExitCode.USER_MUST_EDIT  # not an answer: nothing was measured
+    exit_code = ExitCode.USAGE_ERROR  # not an answer: nothing was measured
 
 
 class Superseded(Conflict):

@@ -21,48 +21,48 @@ _KINDS: dict[type, tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]] = {}
 _ENUMS: dict[type[IntEnum], dict[str, IntEnum]] = {}
 
 
-def read_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: Zeros) -> V:
+def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: Zeros) -> V:
     """The value that the line holds. Raises ValueError, TypeError or another plain error on what was not written by `to_json`."""
-    return _value(kind, json.loads(text), bodies, zero)
+    return _read_value(kind, json.loads(text), bodies, zero)
 
 
-def _value(kind: type[V], told: Mapping[str, Any], bodies: Mapping[str, type], zero: Zeros) -> V:
-    readers, zeros, maps = _KINDS.get(kind) or _learn(kind, bodies, zero)
+def _read_value(kind: type[V], document: Mapping[str, Any], bodies: Mapping[str, type], zero: Zeros) -> V:
+    readers, zeros, maps = _KINDS.get(kind) or _learn_fields(kind, bodies, zero)
     values = dict(zeros)
     for name in maps:
         values[name] = {}
-    for name, content in told.items():
+    for name, content in document.items():
         if name in readers:
             values[name] = readers[name](content)
         elif "body" in readers and name in bodies:
-            values["body"] = _value(bodies[name], content, bodies, zero)
+            values["body"] = _read_value(bodies[name], content, bodies, zero)
     return kind(**values)
 
 
-def _learn(kind: type, bodies: Mapping[str, type], zero: Zeros) -> tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]:
+def _learn_fields(kind: type, bodies: Mapping[str, type], zero: Zeros) -> tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]:
     """How each field of a kind is read, its zero, and which fields are mappings, of which each value has its own."""
     hints, empty = get_type_hints(kind), zero(kind)
     zeros = {name: getattr(empty, name) for name in hints}
-    readers = {name: _reader(hint, bodies, zero) for name, hint in hints.items() if name != "body"}
+    readers = {name: _reader_for(hint, bodies, zero) for name, hint in hints.items() if name != "body"}
     if "body" in hints:
         readers["body"] = _unreadable
     _KINDS[kind] = readers, zeros, tuple(name for name, value in zeros.items() if isinstance(value, dict))
     return _KINDS[kind]
 
 
-def _reader(hint: Any, bodies: Mapping[str, type], zero: Zeros) -> Read:
+def _reader_for(hint: Any, bodies: Mapping[str, type], zero: Zeros) -> Read:
     origin = get_origin(hint)
     if origin is tuple:
-        entry = _reader(get_args(hint)[0], bodies, zero)
+        entry = _reader_for(get_args(hint)[0], bodies, zero)
         return lambda content: tuple(map(entry, content))
     if origin is not None and issubclass(origin, Mapping):
-        return _struct if get_args(hint)[1] is Any else _mapping(_reader(get_args(hint)[1], bodies, zero))
+        return _struct if get_args(hint)[1] is Any else _mapping(_reader_for(get_args(hint)[1], bodies, zero))
     if is_dataclass(hint):
-        return lambda content: _value(hint, content, bodies, zero)  # type: ignore[arg-type] # a type, as is_dataclass cannot say
+        return lambda content: _read_value(hint, content, bodies, zero)  # type: ignore[arg-type] # a type, as is_dataclass cannot say
     if issubclass(hint, IntEnum):
         members = _members(hint)
         return lambda content: members[content]
-    plain: Mapping[type, Read] = {int: int, float: float, str: _text, bool: _truth}
+    plain: Mapping[type, Read] = {int: int, float: float, str: _string, bool: _boolean}
     return plain[hint]
 
 
@@ -78,13 +78,13 @@ def _mapping(entry: Read) -> Read:
     return lambda content: {key: entry(value) for key, value in content.items()}
 
 
-def _text(content: Any) -> str:
+def _string(content: Any) -> str:
     if not isinstance(content, str):
         raise TypeError(f"{content!r} is no text")
     return content
 
 
-def _truth(content: Any) -> bool:
+def _boolean(content: Any) -> bool:
     if not isinstance(content, bool):
         raise TypeError(f"{content!r} is neither true nor false")
     return content
@@ -96,14 +96,14 @@ def _unreadable(content: Any) -> Any:
 
 def _struct(content: Mapping[str, Any]) -> dict[str, Any]:
     """A Struct holds numbers as doubles: a whole one was written as an integer."""
-    return {key: _whole(entry) for key, entry in content.items()}
+    return {key: _restore_integers(entry) for key, entry in content.items()}
 
 
-def _whole(entry: Any) -> Any:
+def _restore_integers(entry: Any) -> Any:
     if isinstance(entry, bool) or entry is None or isinstance(entry, str):
         return entry
     if isinstance(entry, list):
-        return [_whole(part) for part in entry]
+        return [_restore_integers(part) for part in entry]
     if isinstance(entry, dict):
         return _struct(entry)
     number = float(entry)

@@ -34,7 +34,7 @@ class RunSeries:
         self._states: dict[str, tuple[str, str]] = {}
         self._tally: Tally[tuple[str, str]] = Tally()
 
-    def trial(self, key: str, phase: Phase, outcome: Outcome | None = None) -> None:
+    def record_trial(self, key: str, phase: Phase, outcome: Outcome | None = None) -> None:
         """A trial (`key` is TRIAL/ATTEMPT) is now in `phase`; its outcome once it is over."""
         state = (phase.name.lower(), outcome.name.lower() if outcome else "none")
         before = self._states.get(key)
@@ -46,11 +46,11 @@ class RunSeries:
                 self._tally[changed] += step
                 self._trials.labels(*changed).set(self._tally[changed])
 
-    def settle(self, key: str) -> None:
+    def forget_trial(self, key: str) -> None:
         """Nothing more comes of this trial: it stays counted where it is, and nothing of its own is kept."""
         self._states.pop(key, None)
 
-    def run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
+    def record_run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
         """A run has finished. A void one is counted and never shown as a number."""
         labels = (host, spec.job_name, spec.variant, run.workload, spec.engine.kind.name.lower())
         self._runs.labels(*labels, "true" if run.void else "false").inc()

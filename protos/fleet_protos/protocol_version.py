@@ -13,16 +13,16 @@ MINORS: Mapping[int, str] = {
     1: "a fleet: protocol, clock and free space in Describe, CheckHost, leases, ReleaseAttempt, drained hosts, priorities, request keys",
 }
 PROTOCOL = max(MINORS)
-REACH = 1  # minors that may lie between two peers
+COMPATIBLE_MINORS = 1  # minors that may lie between two peers
 
 
-def understands(theirs: int, ours: int = PROTOCOL) -> bool:
+def is_compatible(theirs: int, ours: int = PROTOCOL) -> bool:
     """True when a peer that speaks minor `theirs` works with one that speaks `ours`."""
-    return abs(theirs - ours) <= REACH
+    return abs(theirs - ours) <= COMPATIBLE_MINORS
 
 
-def refusal(peer: str, theirs: int, us: str, ours: int = PROTOCOL) -> tuple[str, str]:
+def incompatibility(peer: str, theirs: int, us: str, ours: int = PROTOCOL) -> tuple[str, str]:
     """(what stands in the way, what to do) for two that do not; `peer` and `us` name the two sides."""
     older = peer if theirs < ours else us
-    told = f"{peer} speaks protocol 1.{theirs}, {us} 1.{ours}: more than {REACH} apart"
-    return told, f"update {older}"
+    message = f"{peer} speaks protocol 1.{theirs}, {us} 1.{ours}: more than {COMPATIBLE_MINORS} apart"
+    return message, f"update {older}"

@@ -8,8 +8,8 @@ from typing import Final
 
 RATE: Final = "rate"
 CONCURRENCY: Final = "concurrency"
-ANSWERS_MOST: Final = 3  # of one load: two equal ones decide
-_LEAST_WITHIN: Final = 1e-3
+MAX_RUNS_PER_LOAD: Final = 3  # of one load: two equal ones decide
+_MIN_WITHIN: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Search:
     def most_loads(self) -> int:
         """How many loads it takes at most while no answer is taken back: doublings, then halvings of the bracket."""
         doublings = math.ceil(math.log2(self.most / self.least))
-        halvings = math.ceil(math.log2(math.log(2) / math.log1p(max(self.within, _LEAST_WITHIN))))
+        halvings = math.ceil(math.log2(math.log(2) / math.log1p(max(self.within, _MIN_WITHIN))))
         return 2 + max(doublings, 0) + max(halvings, 0)  # the first load, and one for the rounding of loads
 
     @property
     def most_runs(self) -> int:
         """A search of more runs, void ones counted, ends with what it knows."""
-        return ANSWERS_MOST * self.most_loads
+        return MAX_RUNS_PER_LOAD * self.most_loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ __all__ = [
     "TrialSpec", "Workload",
 ]  # fmt: skip
 
-SEARCHED_LEAST = 10  # requests of a run at the low loads of a search
+SEARCH_MIN_REQUESTS = 10  # requests of a run at the low loads of a search
 
 
 class EngineKind(IntEnum):
@@ -221,12 +221,12 @@ class Workload:
     vocabulary: int = 0
     search: Search = field(default_factory=Search)
 
-    def at(self, load: float) -> Workload:
+    def at_load(self, load: float) -> Workload:
         """Itself at one load of its search. Requests of a closed loop, where the job does not say: four waves, two sessions a user."""
         if self.search.of != CONCURRENCY:
             return replace(self, rate_per_s=load)
         users = round(load)
-        requests = 2 * users * self.turns if self.turns > 1 else max(SEARCHED_LEAST, 4 * users)
+        requests = 2 * users * self.turns if self.turns > 1 else max(SEARCH_MIN_REQUESTS, 4 * users)
         return replace(self, concurrency=users, requests=self.requests or requests)
 
     @property
@@ -246,7 +246,7 @@ class Workload:
         return self.cache in ("flush", "shared")
 
     @property
-    def refs(self) -> frozenset[str]:
+    def file_refs(self) -> frozenset[str]:
         """Of the files of its trial that it names."""
         named = {part.prompts.removeprefix("file:") for part in self.parts if part.prompts.startswith("file:")}
         return frozenset({self.trace, *named} - {""})

@@ -18,17 +18,17 @@ _SHOWN = "unix-abstract:"
 _calls = itertools.count(1)
 
 
-def line_of(peer: str, owner: str) -> socket.socket:
+def named_socket(peer: str, owner: str) -> socket.socket:
     """An unconnected Unix socket that carries who calls: the address, and whose certificate it showed."""
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    line.setblocking(False)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection.setblocking(False)
     name = f"\0{_MARK}{os.getpid()}-{next(_calls)}/{peer} ({owner})".encode()[:_LONGEST_BYTES]
     with contextlib.suppress(OSError):  # taken, or no such names here: then the peer is not told
-        line.bind(name)
-    return line
+        connection.bind(name)
+    return connection
 
 
-def caller(peer: str) -> str:
+def describe_peer(peer: str) -> str:
     """`10.0.0.5:41234 (user ann)` of a peer as gRPC shows it; that itself when it did not come through a door."""
     mark, slash, called = unquote(peer.removeprefix(_SHOWN)).partition("/")
     return called if slash and peer.startswith(_SHOWN) and mark.startswith(_MARK) else peer or "a peer without an address"

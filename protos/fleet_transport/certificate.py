@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fleet_transport.tls_identity import SCHEME, Role, role_of
+from fleet_transport.tls_identity import ROLE_URI_SCHEME, Role, parse_role_uri
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 _ALTERNATIVE_NAMES = b"\x06\x03\x55\x1d\x11"  # OID 2.5.29.17, RFC 5280 4.2.1.6
@@ -39,15 +39,15 @@ class Certificate:
         return "the controller" if self.role is Role.CONTROLLER else f"{self.role} {self.name}"
 
 
-def certificates(pem: bytes) -> tuple[Certificate, ...]:
+def parse_certificates(pem: bytes) -> tuple[Certificate, ...]:
     """Every certificate of a PEM text, in its order. Raises ValueError for what is not one, or for a text without any."""
-    found = tuple(parse(der) for der in ders(pem))
+    found = tuple(parse_certificate(der) for der in der_blocks(pem))
     if not found:
         raise ValueError("it holds no certificate")
     return found
 
 
-def ders(pem: bytes) -> Iterator[bytes]:
+def der_blocks(pem: bytes) -> Iterator[bytes]:
     """The DER of each certificate of a PEM text. Raises ValueError for a damaged one."""
     for body in _PEM.findall(pem):
         try:
@@ -56,23 +56,23 @@ def ders(pem: bytes) -> Iterator[bytes]:
             raise ValueError(f"a certificate in it is damaged: {error}") from error
 
 
-def parse(der: bytes) -> Certificate:
+def parse_certificate(der: bytes) -> Certificate:
     """What one certificate says (RFC 5280 4.1). Raises ValueError for one that is damaged."""
     try:
         fields = list(_children(_first_child(_first_child(der))))
         at = 1 if fields[0][0] == _VERSION else 0
-        times = [_time(tag, value) for tag, value in _children(fields[at + 3][1])]
+        times = [_parse_time(tag, value) for tag, value in _children(fields[at + 3][1])]
         extensions = next((value for tag, value in fields if tag == _EXTENSIONS), b"")
         names = list(_alternative_names(extensions)) if extensions else []
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("a certificate in it is cut short or damaged") from error
-    of_a_fleet = [text for tag, text in names if tag == _URI and text.lower().startswith(SCHEME)]
-    role, name = (role_of(of_a_fleet[0]) if len(of_a_fleet) == 1 else None) or (None, "")
+    of_a_fleet = [text for tag, text in names if tag == _URI and text.lower().startswith(ROLE_URI_SCHEME)]
+    role, name = (parse_role_uri(of_a_fleet[0]) if len(of_a_fleet) == 1 else None) or (None, "")
     dns_names = tuple(text for tag, text in names if tag == _DNS)
     return Certificate(hashlib.sha256(der).hexdigest(), times[0], times[1], role, name, dns_names, _is_authority(extensions))
 
 
-def _tlv(data: bytes, at: int) -> tuple[int, int, int]:
+def _read_tlv(data: bytes, at: int) -> tuple[int, int, int]:
     """Tag, and where the value begins and ends."""
     tag, length, at = data[at], data[at + 1], at + 2
     if length & 0x80:
@@ -84,18 +84,18 @@ def _tlv(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _first_child(data: bytes) -> bytes:
-    _, start, end = _tlv(data, 0)
+    _, start, end = _read_tlv(data, 0)
     return data[start:end]
 
 
 def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(data):
-        tag, start, at = _tlv(data, at)
+        tag, start, at = _read_tlv(data, at)
         yield tag, data[start:at]
 
 
-def _time(tag: int, value: bytes) -> int:
+def _parse_time(tag: int, value: bytes) -> int:
     layout = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[tag] if tag in (_UTC_TIME, _GENERALIZED_TIME) else ""
     return int(datetime.strptime(value.decode("ascii"), layout).replace(tzinfo=UTC).timestamp())
 

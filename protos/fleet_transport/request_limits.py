@@ -15,11 +15,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from fleet_transport.caller import caller
+from fleet_transport.caller import describe_peer
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 64 << 20  # what gRPC takes in: above it the caller is told, and nobody else
+GRPC_MAX_BYTES = 64 << 20  # what gRPC takes in: above it the caller is told, and nobody else
 if TYPE_CHECKING:  # at run time these have no arguments
     Handler = grpc.RpcMethodHandler[Any, Any]
     Interceptor = aio.ServerInterceptor[Any, Any]
@@ -34,7 +34,7 @@ class _Unreadable:
     why: str
 
 
-class MessageGate(Interceptor):
+class RequestLimit(Interceptor):
     """Looks at each request before a verb does."""
 
     def __init__(self, largest_bytes: int) -> None:
@@ -47,13 +47,13 @@ class MessageGate(Interceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None or handler.request_streaming:
             return handler
-        read = _reader(handler.request_deserializer, self._largest_bytes)
+        read = _limited_reader(handler.request_deserializer, self._largest_bytes)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_stream(handler, handler_call_details.method), read, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(_unary(handler, handler_call_details.method), read, handler.response_serializer)
+            return grpc.unary_stream_rpc_method_handler(_checked_stream(handler, handler_call_details.method), read, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(_checked_unary(handler, handler_call_details.method), read, handler.response_serializer)
 
 
-def _reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes], Any]:
+def _limited_reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes], Any]:
     def gated(content: bytes) -> Any:
         if len(content) > largest_bytes:
             return _Unreadable(f"a message of {len(content)} bytes, more than {largest_bytes}")
@@ -66,15 +66,15 @@ def _reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes
 
 
 async def _refuse(method: str, request: _Unreadable, context: aio.ServicerContext[Any, Any]) -> None:
-    log.warning("%s of %s refused: %s", method, caller(context.peer()), request.why)
+    log.warning("%s of %s refused: %s", method, describe_peer(context.peer()), request.why)
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.why[:500])
 
 
-def _unary(handler: Handler, method: str) -> Any:
-    return _answering(handler.unary_unary, method)
+def _checked_unary(handler: Handler, method: str) -> Any:
+    return _checked(handler.unary_unary, method)
 
 
-def _answering(verb: Any, method: str) -> Any:
+def _checked(verb: Any, method: str) -> Any:
     async def gated(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         if isinstance(request, _Unreadable):
             await _refuse(method, request, context)
@@ -83,10 +83,10 @@ def _answering(verb: Any, method: str) -> Any:
     return gated
 
 
-def _stream(handler: Handler, method: str) -> Any:
+def _checked_stream(handler: Handler, method: str) -> Any:
     verb: Any = handler.unary_stream
     if not inspect.isasyncgenfunction(verb):  # it writes its answers itself
-        return _answering(verb, method)
+        return _checked(verb, method)
 
     async def gated(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         if isinstance(request, _Unreadable):

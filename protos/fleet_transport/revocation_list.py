@@ -15,7 +15,7 @@ from fleet_protos.errors import ConfigError
 log = logging.getLogger(__name__)
 
 VERSION = 1
-Stamp = tuple[int, int, int]
+FileStamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Revocation:
     reason: str = ""
 
 
-def stamp_of(path: Path) -> Stamp | None:
+def file_stamp(path: Path) -> FileStamp | None:
     """What changes when a file is written or replaced; None while there is none."""
     try:
         status = os.stat(path)
@@ -38,38 +38,38 @@ def stamp_of(path: Path) -> Stamp | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def read_revoked(path: Path) -> tuple[Revocation, ...]:
+def read_revocations(path: Path) -> tuple[Revocation, ...]:
     """The list; empty when there is no file. Raises ConfigError, which names the file, for one that cannot be read."""
     try:
-        return parse_revoked(path.read_bytes())
+        return parse_revocations(path.read_bytes())
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "it must be readable by the user that runs this program") from error
     except ValueError as error:
-        told = f"{path}: it is not a list of revoked certificates ({error})"
-        raise ConfigError(told, "restore it from a backup; on a host: deploy it again") from error
+        message = f"{path}: it is not a list of revoked certificates ({error})"
+        raise ConfigError(message, "restore it from a backup; on a host: deploy it again") from error
 
 
-def parse_revoked(content: bytes) -> tuple[Revocation, ...]:
+def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
     """The list that a file's content is. Raises ValueError that says what is wrong."""
     try:
         value = json.loads(content)
         if value["version"] != VERSION:
             raise ValueError(f"version {value['version']!r}, known is {VERSION}")
-        return tuple(_entry(entry) for entry in value["revoked"])
+        return tuple(_parse_revocation(entry) for entry in value["revoked"])
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def revoked_text(entries: Iterable[Revocation]) -> str:
+def revocations_json(entries: Iterable[Revocation]) -> str:
     """The file's content."""
     return json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2) + "\n"
 
 
-def _entry(entry: Mapping[str, Any]) -> Revocation:
+def _parse_revocation(entry: Mapping[str, Any]) -> Revocation:
     known = {name: entry[name] for name in Revocation.__slots__ if name in entry}
     found = Revocation(**known)
     if not isinstance(found.fingerprint, str) or len(bytes.fromhex(found.fingerprint)) != 32 or not isinstance(found.revoked_unix_s, int):
@@ -77,7 +77,7 @@ def _entry(entry: Mapping[str, Any]) -> Revocation:
     return found
 
 
-class RevokedList:
+class RevocationList:
     """The list as of the last change of its file; `path` None: nothing is revoked, ever.
 
     A file that has become unreadable leaves the last good list in force and is told once in the log.
@@ -86,8 +86,8 @@ class RevokedList:
     def __init__(self, path: Path | None) -> None:
         """Raises ConfigError when the file is there and cannot be read."""
         self._path = path
-        self._stamp = stamp_of(path) if path else None
-        self._entries = _by_fingerprint(read_revoked(path) if path else ())
+        self._stamp = file_stamp(path) if path else None
+        self._entries = _by_fingerprint(read_revocations(path) if path else ())
 
     def find(self, fingerprint: str) -> Revocation | None:
         """Why this certificate is trusted no more; None while it is."""
@@ -95,14 +95,14 @@ class RevokedList:
         return self._entries.get(fingerprint)
 
     def _refresh(self) -> None:
-        if self._path is None or (stamp := stamp_of(self._path)) == self._stamp:
+        if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return
         self._stamp = stamp
         if stamp is None:  # a list only ever grows, so one that has gone was taken away
             log.error("%s has gone: what it had revoked stays revoked until a new one is there", self._path)
             return
         try:
-            self._entries = _by_fingerprint(read_revoked(self._path))
+            self._entries = _by_fingerprint(read_revocations(self._path))
         except ConfigError as error:
             log.error("%s; what was revoked before stays revoked", error.message)
 

@@ -34,7 +34,7 @@ def _runtime_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"benchfleet-{os.getuid()}"
 
 
-def endpoint(text: str) -> tuple[str, int]:
+def parse_endpoint(text: str) -> tuple[str, int]:
     """(address, port) of ADDRESS:PORT; an IPv6 address stands in brackets. Raises ConfigError."""
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -43,7 +43,7 @@ def endpoint(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def bind(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
+def bind_server(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
     """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local, Conflict for one in use."""
     if tls is not None:
         raise ConfigError("this version serves no TLS", "use a Unix socket, or an ssh tunnel from another host")

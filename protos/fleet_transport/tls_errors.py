@@ -9,7 +9,7 @@ from fleet_transport.certificate import Certificate
 from fleet_transport.revocation_list import Revocation
 from fleet_transport.tls_identity import Role
 
-GREETING = b"benchfleet refuses: "  # what a door says before it hangs up on a certificate that it knows and does not want
+REFUSAL_PREFIX = b"benchfleet refuses: "  # what a door says before it hangs up on a certificate that it knows and does not want
 _NOT_ISSUED = "not issued by this fleet's authority"
 
 # OpenSSL's verify codes (x509_vfy.h)
@@ -39,7 +39,7 @@ _ALERTS = {  # by what the other side says of our certificate; the names differ 
 }
 
 
-def refused_by_door(error: ssl.SSLError) -> str:
+def describe_server_handshake_error(error: ssl.SSLError) -> str:
     """The server's log: why the handshake with a peer failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is {_VERIFY.get(error.verify_code, error.verify_message)}"
@@ -50,28 +50,28 @@ def refused_by_door(error: ssl.SSLError) -> str:
         return "it does not speak TLS"
     if reason in _OLD_TLS:
         return "it speaks only a TLS older than 1.3"
-    alert = _alert(reason)
+    alert = _alert_text(reason)
     if alert:
         return f"it does not accept the certificate here: {alert}"
     return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
 
 
-def refused_by_client(error: ssl.SSLError, name: str) -> str:
+def describe_rejected_server(error: ssl.SSLError, name: str) -> str:
     """The client's error: what it has against the server it met; empty when that is not the trouble."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        told = _VERIFY.get(error.verify_code, error.verify_message)
-        return f"its certificate is {told}" + (f" (expected is {name})" if error.verify_code == 62 else "")
+        detail = _VERIFY.get(error.verify_code, error.verify_message)
+        return f"its certificate is {detail}" + (f" (expected is {name})" if error.verify_code == 62 else "")
     if (error.reason or "") in _NO_TLS:
         return "it does not speak TLS"
     return ""
 
 
-def refused_by_server(error: ssl.SSLError) -> str:
+def describe_rejected_client(error: ssl.SSLError) -> str:
     """The client's error: what the server has against the client's certificate, as its alert says."""
     reason = error.reason or ""
     if reason.endswith("CERTIFICATE_REQUIRED"):
         return "it wants a certificate and got none"
-    alert = _alert(reason)
+    alert = _alert_text(reason)
     if alert:
         return f"it refused our certificate: {alert}"
     if isinstance(error, ssl.SSLEOFError):
@@ -79,33 +79,33 @@ def refused_by_server(error: ssl.SSLError) -> str:
     return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
 
 
-def _alert(reason: str) -> str:
-    return next((told for name, told in _ALERTS.items() if reason.endswith(f"ALERT_{name}")), "")
+def _alert_text(reason: str) -> str:
+    return next((text for name, text in _ALERTS.items() if reason.endswith(f"ALERT_{name}")), "")
 
 
-def unwelcome(certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float) -> str:
+def why_certificate_refused(certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float) -> str:
     """Why a certificate of this fleet's authority is refused; empty when it is welcome."""
     if certificate.role is None:
         return "its certificate names no role of a fleet"
     if revoked is not None:
         why = f": {revoked.reason}" if revoked.reason else ""
-        return f"the certificate of {certificate.owner} was revoked on {day(revoked.revoked_unix_s)}{why}"
+        return f"the certificate of {certificate.owner} was revoked on {format_day(revoked.revoked_unix_s)}{why}"
     if certificate.not_after_unix_s < now_unix_s:
-        return f"the certificate of {certificate.owner} expired on {day(certificate.not_after_unix_s)}"
+        return f"the certificate of {certificate.owner} expired on {format_day(certificate.not_after_unix_s)}"
     if certificate.not_before_unix_s > now_unix_s:
-        told = f"the certificate of {certificate.owner} is valid only from {moment(certificate.not_before_unix_s)} on"
-        return f"{told}; here it is {moment(now_unix_s)}"
+        message = f"the certificate of {certificate.owner} is valid only from {format_minute(certificate.not_before_unix_s)} on"
+        return f"{message}; here it is {format_minute(now_unix_s)}"
     if certificate.role not in wanted:
         roles = " and ".join(f"the {role}" if role is Role.CONTROLLER else f"{role}s" for role in sorted(wanted))
         return f"its certificate is that of {certificate.owner}; served are only {roles}"
     return ""
 
 
-def day(unix_s: float) -> str:
+def format_day(unix_s: float) -> str:
     """`2026-10-01`, in UTC."""
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d}"
 
 
-def moment(unix_s: float) -> str:
+def format_minute(unix_s: float) -> str:
     """`2026-10-01 12:30 UTC`."""
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"

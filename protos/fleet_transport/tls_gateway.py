@@ -17,30 +17,34 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from fleet_protos.errors import Conflict
-from fleet_transport.caller import line_of
-from fleet_transport.certificate import Certificate, parse
-from fleet_transport.revocation_list import RevokedList
-from fleet_transport.sockets import endpoint
-from fleet_transport.tls_errors import GREETING, refused_by_door, unwelcome
+from fleet_transport.caller import named_socket
+from fleet_transport.certificate import Certificate, parse_certificate
+from fleet_transport.revocation_list import RevocationList
+from fleet_transport.sockets import parse_endpoint
+from fleet_transport.tls_errors import (
+    REFUSAL_PREFIX,
+    describe_server_handshake_error,
+    why_certificate_refused,
+)
 from fleet_transport.tls_identity import Role, TlsFiles
-from fleet_transport.tls_reload import Keys
+from fleet_transport.tls_reload import ReloadingTlsFiles
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
-_LOOK_S = 2.0  # how soon a revoked certificate loses the connections that it has
-_TELL_AGAIN_S = 60.0
+_RECHECK_S = 2.0  # how soon a revoked certificate loses the connections that it has
+_LOG_AGAIN_S = 60.0
 _BACKLOG = 256
-_MOST_CONNECTIONS = 4096
+_MAX_CONNECTIONS = 4096
 _MOST_STRANGERS, _MOST_STRANGERS_OF_ONE = 512, 64  # connections whose handshake is not over: in all, from one address
 _CHUNK_BYTES = 64 << 10
 
 
-class Door:
+class TlsGateway:
     """Listens on `address` and lets those in who hold a certificate of one of `roles`. `serve` must be running."""
 
     def __init__(
-        self, address: str, inner: str, tls: TlsFiles, roles: frozenset[Role], taken: Callable[[Certificate], None] = lambda _: None
+        self, address: str, inner: str, tls: TlsFiles, roles: frozenset[Role], on_certificate_change: Callable[[Certificate], None] = lambda _: None
     ) -> None:
         """`inner` is the unix:PATH of the gRPC server; `taken` as for `Keys`.
 
@@ -48,40 +52,40 @@ class Door:
         """
         self.inner = Path(inner.removeprefix("unix:"))
         self.roles = roles
-        self.keys = Keys(tls, taken)
-        self.revoked = RevokedList(tls.revoked)
-        self.open: set[Outside] = set()
-        self._complaints = Complaints()
+        self.tls_files = ReloadingTlsFiles(tls, on_certificate_change)
+        self.revocations = RevocationList(tls.revoked)
+        self.connections: set[ClientConnection] = set()
+        self._log_throttle = LogThrottle()
         self._tasks = asyncio.TaskGroup()
         self._socket = _listen(address)
-        self.address = _shown(self._socket.getsockname())
+        self.address = _format_address(self._socket.getsockname())
 
     async def serve(self) -> None:
         """Until cancelled; then every connection is closed."""
-        server = await asyncio.get_running_loop().create_server(lambda: Outside(self), sock=self._socket)
+        server = await asyncio.get_running_loop().create_server(lambda: ClientConnection(self), sock=self._socket)
         try:
             async with server, self._tasks:
                 while True:
-                    await asyncio.sleep(_LOOK_S)
-                    self.keys.context()  # a new certificate is taken, and told, also while nobody comes
-                    self._close_unwelcome()
+                    await asyncio.sleep(_RECHECK_S)
+                    self.tls_files.context()  # a new certificate is taken, and told, also while nobody comes
+                    self._close_refused()
         finally:
             await self._close_all()
 
-    def connect(self, outside: Outside) -> None:
+    def start_backend_connection(self, outside: ClientConnection) -> None:
         """Make the line from a peer that is welcome to the server inside."""
-        self._tasks.create_task(outside.connect())
+        self._tasks.create_task(outside.connect_backend())
 
     async def _close_all(self) -> None:
         while True:  # a transport closes a turn of the loop after it is told to, and the one behind it a turn later
-            for line in list(self.open):
+            for line in list(self.connections):
                 line.abort()
             await asyncio.sleep(0.01)
-            if not self.open:
+            if not self.connections:
                 return
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[str]:
+    async def serving(self) -> AsyncIterator[str]:
         """`serve` while inside; yields the address with its real port."""
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self.serve())
@@ -90,62 +94,62 @@ class Door:
             finally:
                 serving.cancel()
 
-    def verdict(self, certificate: Certificate) -> str:
+    def why_refused(self, certificate: Certificate) -> str:
         """Why it is refused now; empty when it is welcome."""
-        return unwelcome(certificate, self.roles, self.revoked.find(certificate.fingerprint), time.time_ns() / 1e9)
+        return why_certificate_refused(certificate, self.roles, self.revocations.find(certificate.fingerprint), time.time_ns() / 1e9)
 
-    def refuse(self, peer: str, reason: str) -> None:
+    def log_refusal(self, peer: str, reason: str) -> None:
         """One line of the log; the same peer and reason again only once a minute, with the count."""
-        told = self._complaints.worth_telling(f"{_host(peer)} {reason}", time.monotonic())
-        if told is not None:
-            log.warning("refused %s: %s%s", peer, reason, f" ({told} more like it before)" if told else "")
+        suppressed = self._log_throttle.suppressed_before(f"{_address_of(peer)} {reason}", time.monotonic())
+        if suppressed is not None:
+            log.warning("refused %s: %s%s", peer, reason, f" ({suppressed} more like it before)" if suppressed else "")
 
-    def has_room(self, peer: str) -> bool:
+    def has_capacity(self, peer: str) -> bool:
         """False while too many are connected, or have not shown yet who they are: in all, or from where this peer comes."""
-        strangers = [_host(line.peer) for line in self.open if line.certificate is None]
-        few = len(strangers) < _MOST_STRANGERS and strangers.count(_host(peer)) < _MOST_STRANGERS_OF_ONE
-        return few and len(self.open) < _MOST_CONNECTIONS
+        strangers = [_address_of(line.peer) for line in self.connections if line.certificate is None]
+        few = len(strangers) < _MOST_STRANGERS and strangers.count(_address_of(peer)) < _MOST_STRANGERS_OF_ONE
+        return few and len(self.connections) < _MAX_CONNECTIONS
 
-    def _close_unwelcome(self) -> None:
-        for line in list(self.open):
-            reason = self.verdict(line.certificate) if line.certificate else ""
+    def _close_refused(self) -> None:
+        for line in list(self.connections):
+            reason = self.why_refused(line.certificate) if line.certificate else ""
             if reason:
-                self.refuse(line.peer, reason)
+                self.log_refusal(line.peer, reason)
                 line.abort()
 
 
-class Complaints:
+class LogThrottle:
     """What was told of late, so that a peer that tries for ever does not fill the disk."""
 
     def __init__(self) -> None:
-        self._told_s: dict[str, float] = {}
-        self._kept = Counter[str]()
+        self._logged_at_s: dict[str, float] = {}
+        self._suppressed = Counter[str]()
 
     @property
     def count(self) -> int:
         """How many different ones are remembered."""
-        return len(self._told_s)
+        return len(self._logged_at_s)
 
-    def worth_telling(self, what: str, now_s: float) -> int | None:
+    def suppressed_before(self, what: str, now_s: float) -> int | None:
         """How often it was kept quiet since it was last told; None: do not tell it now."""
-        if now_s - self._told_s.get(what, -_TELL_AGAIN_S) < _TELL_AGAIN_S:
-            self._kept[what] += 1
+        if now_s - self._logged_at_s.get(what, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
+            self._suppressed[what] += 1
             return None
-        if len(self._told_s) >= _MOST_CONNECTIONS:
-            self._told_s.clear()
-            self._kept.clear()
-        self._told_s[what] = now_s
-        return self._kept.pop(what, 0)
+        if len(self._logged_at_s) >= _MAX_CONNECTIONS:
+            self._logged_at_s.clear()
+            self._suppressed.clear()
+        self._logged_at_s[what] = now_s
+        return self._suppressed.pop(what, 0)
 
 
-class Outside(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection from the network: its TLS, and the bytes to and from the server inside."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: TlsGateway) -> None:
         self.peer = ""
         self.certificate: Certificate | None = None
-        self._door = door
-        self._inside: Inside | None = None
+        self._gateway = door
+        self._backend: BackendConnection | None = None
         self._waiting: list[bytes] = []  # for the server inside, until the line to it stands
         self._from, self._to = ssl.MemoryBIO(), ssl.MemoryBIO()
 
@@ -153,15 +157,15 @@ class Outside(asyncio.Protocol):
         """A stranger has come."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.peer = _shown(transport.get_extra_info("peername"))
+        self.peer = _format_address(transport.get_extra_info("peername"))
         _keep_alive(transport.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
         self._limit = loop.call_later(HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s")
-        if not self._door.has_room(self.peer):
+        if not self._gateway.has_capacity(self.peer):
             self._refuse("too many connections are open")
             return
-        self._door.open.add(self)
-        self._tls = self._door.keys.context().wrap_bio(self._from, self._to, server_side=True)
+        self._gateway.connections.add(self)
+        self._tls = self._gateway.tls_files.context().wrap_bio(self._from, self._to, server_side=True)
 
     def data_received(self, data: bytes) -> None:
         """From the network: the handshake first, then what is for the server inside."""
@@ -170,12 +174,12 @@ class Outside(asyncio.Protocol):
             return
         try:
             while plain := self._tls.read(_CHUNK_BYTES):
-                self._pass_on(plain)
+                self._forward(plain)
             self.transport.close()  # the peer said that it is done
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLError as error:
-            self._refuse(refused_by_door(error))
+            self._refuse(describe_server_handshake_error(error))
 
     def _shake_hands(self) -> bool:
         """True when it is over and the peer is welcome."""
@@ -185,55 +189,55 @@ class Outside(asyncio.Protocol):
             self._flush()
             return False
         except ssl.SSLError as error:
-            self._refuse(refused_by_door(error))
+            self._refuse(describe_server_handshake_error(error))
             return False
         self._limit.cancel()
         try:
-            return self._let_in(parse(self._tls.getpeercert(binary_form=True) or b""))
+            return self._accept_peer(parse_certificate(self._tls.getpeercert(binary_form=True) or b""))
         except ValueError as error:
             self._refuse(f"its certificate cannot be read: {error}")
             return False
 
-    def _let_in(self, certificate: Certificate) -> bool:
-        reason = self._door.verdict(certificate)
+    def _accept_peer(self, certificate: Certificate) -> bool:
+        reason = self._gateway.why_refused(certificate)
         if reason:
-            self._tls.write(GREETING + reason.encode() + b"\n")
+            self._tls.write(REFUSAL_PREFIX + reason.encode() + b"\n")
             self._refuse(reason)
             return False
         self.certificate = certificate
         self._flush()
         self.transport.pause_reading()  # until somebody inside takes what comes
-        self._door.connect(self)
+        self._gateway.start_backend_connection(self)
         return True
 
-    async def connect(self) -> None:
+    async def connect_backend(self) -> None:
         """Make the line to the server inside, or hang up."""
         loop = asyncio.get_running_loop()
-        line = line_of(self.peer, self.certificate.owner if self.certificate else "")
+        line = named_socket(self.peer, self.certificate.owner if self.certificate else "")
         try:
             with ExitStack() as unless_made:
                 unless_made.callback(line.close)
-                await loop.sock_connect(line, str(self._door.inner))
-                await loop.create_unix_connection(lambda: Inside(self), sock=line)
+                await loop.sock_connect(line, str(self._gateway.inner))
+                await loop.create_unix_connection(lambda: BackendConnection(self), sock=line)
                 unless_made.pop_all()
         except OSError as error:
             log.error("cannot reach the server behind the door: %s", error)
             self.abort()
 
-    def stands(self, inside: Inside) -> None:
+    def backend_connected(self, inside: BackendConnection) -> None:
         """The line to the server inside was made."""
         if self.transport.is_closing():
             inside.transport.close()
             return
-        self._inside = inside
+        self._backend = inside
         for data in self._waiting:
             inside.transport.write(data)
         self._waiting.clear()
         self.transport.resume_reading()
 
-    def _pass_on(self, plain: bytes) -> None:
-        if self._inside is not None:
-            self._inside.transport.write(plain)
+    def _forward(self, plain: bytes) -> None:
+        if self._backend is not None:
+            self._backend.transport.write(plain)
         else:
             self._waiting.append(plain)
 
@@ -248,7 +252,7 @@ class Outside(asyncio.Protocol):
             self.transport.write(self._to.read())
 
     def _refuse(self, reason: str) -> None:
-        self._door.refuse(self.peer, reason)
+        self._gateway.log_refusal(self.peer, reason)
         self._flush()  # the alert, or the reason in words
         self.transport.close()
         self._limit.cancel()
@@ -256,13 +260,13 @@ class Outside(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The network is slower than the server inside."""
-        if self._inside is not None:
-            self._inside.transport.pause_reading()
+        if self._backend is not None:
+            self._backend.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The network has caught up."""
-        if self._inside is not None:
-            self._inside.transport.resume_reading()
+        if self._backend is not None:
+            self._backend.transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The peer is gone."""
@@ -271,61 +275,61 @@ class Outside(asyncio.Protocol):
     def abort(self) -> None:
         """End it now."""
         self.transport.abort()
-        if self._inside is not None:
-            self._inside.transport.abort()
+        if self._backend is not None:
+            self._backend.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The peer is gone, so the server inside is told."""
         self._limit.cancel()
-        if self._inside is None:
-            self.ended()
+        if self._backend is None:
+            self.forget()
         else:
-            self._inside.transport.close()
+            self._backend.transport.close()
 
-    def left(self, inside: Inside) -> None:
+    def backend_lost(self, inside: BackendConnection) -> None:
         """The line to the server inside is no more."""
-        if self._inside is inside and not self.transport.is_closing():
-            self._inside = None
+        if self._backend is inside and not self.transport.is_closing():
+            self._backend = None
             self.transport.close()
         else:
-            self.ended()
+            self.forget()
 
-    def ended(self) -> None:
+    def forget(self) -> None:
         """Nothing of it stays."""
-        self._door.open.discard(self)
+        self._gateway.connections.discard(self)
 
 
-class Inside(asyncio.Protocol):
+class BackendConnection(asyncio.Protocol):
     """The same connection on the side of the server."""
 
-    def __init__(self, outside: Outside) -> None:
-        self._outside = outside
+    def __init__(self, outside: ClientConnection) -> None:
+        self._client = outside
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The server inside has taken it."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._outside.stands(self)
+        self._client.backend_connected(self)
 
     def data_received(self, data: bytes) -> None:
         """For the network."""
-        self._outside.send(data)
+        self._client.send(data)
 
     def pause_writing(self) -> None:
         """The server inside is slower than the network."""
-        self._outside.transport.pause_reading()
+        self._client.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        self._outside.transport.resume_reading()
+        self._client.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The server hung up: so does the door, after what is still to be sent."""
-        self._outside.left(self)
+        self._client.backend_lost(self)
 
 
 def _listen(address: str) -> socket.socket:
-    host, port = endpoint(address)
+    host, port = parse_endpoint(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -343,9 +347,9 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _host(peer: str) -> str:
+def _address_of(peer: str) -> str:
     return peer.rpartition(":")[0]
 
 
-def _shown(name: tuple[str, int]) -> str:
+def _format_address(name: tuple[str, int]) -> str:
     return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 CONTROLLER_NAME = "controller.benchfleet"  # a DNS name in the controller's certificate: addresses change, this does not
-SCHEME = "benchfleet://"
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a party; also a file's name
+ROLE_URI_SCHEME = "benchfleet://"
+PARTY_NAME_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a party; also a file's name
 _THE_CONTROLLER = "controller"
 
 
@@ -38,12 +38,12 @@ def agent_name(host: str) -> str:
 
 def role_uri(role: Role, name: str) -> str:
     """`benchfleet://agent/gpu01`: the subject alternative name that carries the role."""
-    return f"{SCHEME}{role}/{name}"
+    return f"{ROLE_URI_SCHEME}{role}/{name}"
 
 
-def role_of(uri: str) -> tuple[Role, str] | None:
+def parse_role_uri(uri: str) -> tuple[Role, str] | None:
     """The reverse of `role_uri`; None for a URI that is not exactly of this kind. Every controller of a fleet has the one name."""
-    kind, _, name = uri.removeprefix(SCHEME).partition("/")
-    if kind not in set(Role) or not NAME.fullmatch(name) or uri != role_uri(Role(kind), name):
+    kind, _, name = uri.removeprefix(ROLE_URI_SCHEME).partition("/")
+    if kind not in set(Role) or not PARTY_NAME_PATTERN.fullmatch(name) or uri != role_uri(Role(kind), name):
         return None
     return None if kind == Role.CONTROLLER and name != _THE_CONTROLLER else (Role(kind), name)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from fleet_protos.errors import ConfigError
-from fleet_transport.certificate import Certificate, certificates
-from fleet_transport.revocation_list import Stamp, stamp_of
-from fleet_transport.tls_client import load
+from fleet_transport.certificate import Certificate, parse_certificates
+from fleet_transport.revocation_list import FileStamp, file_stamp
+from fleet_transport.tls_client import load_tls_files
 from fleet_transport.tls_identity import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -19,40 +19,40 @@ log = logging.getLogger(__name__)
 _X509_V_FLAG_NO_CHECK_TIME = 0x200000  # the door looks at the time itself, because only then can it name certificate and day
 
 
-class Keys:
+class ReloadingTlsFiles:
     """The server's TLS files, read again when one of them changes. A pair that does not fit leaves the last good one in force."""
 
-    def __init__(self, tls: TlsFiles, taken: Callable[[Certificate], None] = lambda _: None) -> None:
+    def __init__(self, tls: TlsFiles, on_change: Callable[[Certificate], None] = lambda _: None) -> None:
         """`taken` is told of the certificate in use, now and after each change. Raises ConfigError, which names the file."""
         self._tls = tls
-        self._taken = taken
+        self._taken = on_change
         self._good_until_s = math.inf  # an authority ends then
-        self._stamp = self._look()
-        self._context = self._take()
+        self._stamp = self._read_stamps()
+        self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
-        stamp = self._look()
+        stamp = self._read_stamps()
         if stamp != self._stamp or _now_s() > self._good_until_s:
             self._stamp = stamp
             try:
-                self._context = self._take()
+                self._context = self._load()
                 log.info("took the new certificate of %s", self._tls.certificate)
             except (ConfigError, OSError) as error:  # two files cannot be replaced in one moment: the next change is looked at again
                 self._good_until_s = math.inf
                 log.warning("%s; the certificate before stays in use", getattr(error, "message", error))
         return self._context
 
-    def _take(self) -> ssl.SSLContext:
+    def _load(self) -> ssl.SSLContext:
         now_s = _now_s()
         context = server_context(self._tls, now_s)
-        ends = (known.not_after_unix_s for known in certificates(self._tls.authorities.read_bytes()))
+        ends = (known.not_after_unix_s for known in parse_certificates(self._tls.authorities.read_bytes()))
         self._good_until_s = min((end for end in ends if end >= now_s), default=math.inf)
-        self._taken(certificates(self._tls.certificate.read_bytes())[0])
+        self._taken(parse_certificates(self._tls.certificate.read_bytes())[0])
         return context
 
-    def _look(self) -> tuple[Stamp | None, ...]:
-        return tuple(stamp_of(path) for path in (self._tls.authorities, self._tls.certificate, self._tls.key))
+    def _read_stamps(self) -> tuple[FileStamp | None, ...]:
+        return tuple(file_stamp(path) for path in (self._tls.authorities, self._tls.certificate, self._tls.key))
 
 
 def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
@@ -63,7 +63,7 @@ def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
     context.verify_flags |= _X509_V_FLAG_NO_CHECK_TIME
     context.num_tickets = 0  # a resumed session would skip the look at the certificate
     context.set_alpn_protocols(["h2"])
-    load(context, tls, now_unix_s)
+    load_tls_files(context, tls, now_unix_s)
     return context
 
 

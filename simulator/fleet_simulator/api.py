@@ -11,12 +11,18 @@ from typing import Any
 from fleet_protos.trial_types import Simulation
 from fleet_simulator import request_parsing
 from fleet_simulator.batching import Batching, Generation
-from fleet_simulator.http_server import Exchange
-from fleet_simulator.metrics_text import Snapshot, exposition
+from fleet_simulator.http_server import HttpExchange
+from fleet_simulator.metrics_text import MetricsSnapshot, render_metrics
 from fleet_simulator.prefix_cache import PrefixCache
-from fleet_simulator.responses import GenerateReply, OpenAiReply, Shape, Telling, dump
+from fleet_simulator.responses import (
+    GenerateFormat,
+    OpenAiFormat,
+    ResponseContext,
+    ResponseFormat,
+    dump_json,
+)
 from fleet_simulator.server_args import PLAIN_RUNNING_CAP
-from fleet_simulator.token_text import Words, entry
+from fleet_simulator.token_text import TokenRing, ring_position
 
 VERSION = "0.5.23-simulated"
 _FLUSHED = (
@@ -27,12 +33,12 @@ _NOT_FLUSHED = "Flush cache failed: there are running or waiting requests.\n"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HEALTH_TIMEOUT_S = 20.0
-Later = Callable[[float, Callable[[], None]], Any]
+CallLater = Callable[[float, Callable[[], None]], Any]
 _OTHER_MODEL = "somebody/else"
 
 
 @dataclass(slots=True)
-class Rates:
+class DecodeRates:
     """What the latest decode log line said; SGLang's gauges are as stale."""
 
     gen_throughput: float = 0.0
@@ -41,7 +47,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ServerSetup:
     """What one server is: its resolved arguments, how it was started, its knobs."""
 
     args: Mapping[str, Any]
@@ -69,28 +75,28 @@ class Setup:
         return int(self.args["speculative_num_draft_tokens"] or 0) if self.args["speculative_algorithm"] else 0
 
 
-class Answer:
+class GenerationResponder:
     """The Sink of one generation: shapes its tokens and sends them."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, *, stream: bool) -> None:
+    def __init__(self, exchange: HttpExchange, shape: ResponseFormat, *, stream: bool) -> None:
         self._exchange = exchange
         self._shape = shape
         self._stream = stream
         self._frames: list[bytes] = []
 
-    def gave(self, generation: Generation, count: int) -> None:
+    def on_tokens(self, generation: Generation, count: int) -> None:
         if not self._stream:
             return
         if generation.done == count:
-            self._frames.append(self._shape.opening(generation))
+            self._frames.append(self._shape.first_frames(generation))
         self._frames.append(self._shape.delta(generation, count))
 
     def flush(self, generation: Generation) -> None:
         if generation.finished and not self._stream:
-            self._exchange.send(200, self._shape.whole(generation))
+            self._exchange.send(200, self._shape.full_body(generation))
             return
         if generation.finished:
-            self._frames.append(self._shape.last(generation))
+            self._frames.append(self._shape.last_frames(generation))
         if self._frames:
             frames, self._frames = b"".join(self._frames), []
             self._exchange.write_frames(frames)
@@ -101,17 +107,17 @@ class Answer:
 class Api:
     """Routes requests. `submit` hands a generation to the engine; `later(seconds, call)` is the only way it waits."""
 
-    def __init__(self, setup: Setup, batching: Batching, submit: Callable[[Generation], None], later: Later) -> None:
+    def __init__(self, setup: ServerSetup, batching: Batching, submit: Callable[[Generation], None], later: CallLater) -> None:
         self.ready = False
-        self.rates = Rates()
+        self.rates = DecodeRates()
         self._setup = setup
         self._batching = batching
         self._submit = submit
         self._later = later
-        self._words = Words()
+        self._words = TokenRing()
         self._cache = PrefixCache(enabled=not setup.args["disable_radix_cache"])
         self._clock_offset_s = time.time_ns() / 1e9 - time.monotonic()
-        self._gets: dict[str, Callable[[Exchange], None]] = {
+        self._gets: dict[str, Callable[[HttpExchange], None]] = {
             "/health": lambda exchange: exchange.send(200 if self.ready else 503),
             "/health_generate": self._health_generate,
             "/v1/models": self._models,
@@ -122,14 +128,14 @@ class Api:
             "/metrics": self._metrics,
             "/flush_cache": self._flush_cache,
         }
-        self._posts: dict[str, Callable[[Exchange], None]] = {
-            "/generate": lambda exchange: self._generate(exchange, request_parsing.generate, self._native),
-            "/v1/chat/completions": lambda exchange: self._generate(exchange, request_parsing.chat, self._chat),
-            "/v1/completions": lambda exchange: self._generate(exchange, request_parsing.completion, self._completion),
+        self._posts: dict[str, Callable[[HttpExchange], None]] = {
+            "/generate": lambda exchange: self._generate(exchange, request_parsing.parse_generate, self._native),
+            "/v1/chat/completions": lambda exchange: self._generate(exchange, request_parsing.parse_chat, self._chat),
+            "/v1/completions": lambda exchange: self._generate(exchange, request_parsing.parse_completion, self._completion),
             "/flush_cache": self._flush_cache,
         }
 
-    def serve(self, exchange: Exchange) -> None:
+    def serve(self, exchange: HttpExchange) -> None:
         """Answer one request, now or when its tokens are there."""
         method, path = exchange.request.method, exchange.request.path
         if self._setup.is_member:
@@ -140,23 +146,23 @@ class Api:
         if route is not None:
             route(exchange)
         elif path in self._posts or path in self._gets:
-            exchange.send(405, dump({"detail": "Method Not Allowed"}))
+            exchange.send(405, dump_json({"detail": "Method Not Allowed"}))
         else:
-            exchange.send(404, dump({"detail": "Not Found"}))
+            exchange.send(404, dump_json({"detail": "Not Found"}))
 
-    def _health_generate(self, exchange: Exchange) -> None:
+    def _health_generate(self, exchange: HttpExchange) -> None:
         if self.ready and self._setup.simulation.hang:
             self._later(_HEALTH_TIMEOUT_S, lambda: exchange.send(503))
         else:
             exchange.send(200 if self.ready else 503)
 
-    def _models(self, exchange: Exchange) -> None:
+    def _models(self, exchange: HttpExchange) -> None:
         model = self._setup.model
         card = {"id": model, "object": "model", "created": time.time_ns() // 10**9, "owned_by": "sglang", "root": model, "parent": None}
         length = self._setup.args["context_length"] or 131072
-        exchange.send(200, dump({"object": "list", "data": [{**card, "max_model_len": length}]}))
+        exchange.send(200, dump_json({"object": "list", "data": [{**card, "max_model_len": length}]}))
 
-    def _model_info(self, exchange: Exchange) -> None:
+    def _model_info(self, exchange: HttpExchange) -> None:
         args, path = self._setup.args, self._identity()
         info = {
             "model_path": path,
@@ -169,12 +175,12 @@ class Api:
             "model_type": "simulated",
             "architectures": ["SimulatedForCausalLM"],
         }
-        exchange.send(200, dump(info))
+        exchange.send(200, dump_json(info))
 
     def _identity(self) -> str:
         return _OTHER_MODEL if self._setup.simulation.wrong_identity else str(self._setup.args["model_path"])
 
-    def _server_info(self, exchange: Exchange) -> None:
+    def _server_info(self, exchange: HttpExchange) -> None:
         state = {
             "last_gen_throughput": self.rates.gen_throughput,
             "effective_max_running_requests_per_dp": self._setup.cap,
@@ -193,11 +199,11 @@ class Api:
             "time_scale": self._setup.simulation.time_scale,
             "simulation": asdict(self._setup.simulation),
         }
-        exchange.send(200, dump(info))
+        exchange.send(200, dump_json(info))
 
-    def _metrics(self, exchange: Exchange) -> None:
+    def _metrics(self, exchange: HttpExchange) -> None:
         setup, rates = self._setup, self.rates
-        snapshot = Snapshot(
+        snapshot = MetricsSnapshot(
             model=setup.model,
             time_scale=setup.simulation.time_scale,
             running=len(self._batching.running),
@@ -208,9 +214,9 @@ class Api:
             steps=int(setup.args["speculative_num_steps"] or 0),
             draft_tokens=setup.draft_tokens,
         )
-        exchange.send(200, exposition(self._batching.totals, snapshot), _METRICS_TEXT)
+        exchange.send(200, render_metrics(self._batching.totals, snapshot), _METRICS_TEXT)
 
-    def _flush_cache(self, exchange: Exchange) -> None:
+    def _flush_cache(self, exchange: HttpExchange) -> None:
         if self._batching.busy:
             exchange.send(400, _NOT_FLUSHED.encode(), _TEXT)
             return
@@ -218,20 +224,20 @@ class Api:
         self.rates.accept_length = 0.0
         exchange.send(200, _FLUSHED.encode(), _TEXT)
 
-    def _generate(self, exchange: Exchange, read: Callable[[dict[str, Any]], request_parsing.Ask], shape: Callable[[Telling], Shape]) -> None:
+    def _generate(self, exchange: HttpExchange, read: Callable[[dict[str, Any]], request_parsing.GenerationRequest], shape: Callable[[ResponseContext], ResponseFormat]) -> None:
         try:
-            ask = read(request_parsing.parse_body(exchange.request.body))
-        except request_parsing.Refused as refused:
+            ask = read(request_parsing.parse_json_body(exchange.request.body))
+        except request_parsing.RequestRefused as refused:
             error = {"object": "error", "message": str(refused), "type": refused.kind, "param": None, "code": 400}
-            exchange.send(400, dump(error))
+            exchange.send(400, dump_json(error))
             return
         if not self.ready:
             exchange.send(503)
         elif not self._setup.simulation.hang:
             self._start(exchange, ask, shape)
 
-    def _start(self, exchange: Exchange, ask: request_parsing.Ask, shape: Callable[[Telling], Shape]) -> None:
-        telling = Telling(
+    def _start(self, exchange: HttpExchange, ask: request_parsing.GenerationRequest, shape: Callable[[ResponseContext], ResponseFormat]) -> None:
+        context = ResponseContext(
             id=os.urandom(16).hex(),
             model=ask.model,
             created=time.time_ns() // 10**9,
@@ -241,23 +247,23 @@ class Api:
             cache_report=bool(self._setup.args["enable_cache_report"]),
             clock_offset_s=self._clock_offset_s,
         )
-        place = entry(ask.prompt)
-        want, stops = request_parsing.tokens_to_give(ask, place, short=self._setup.simulation.short_outputs)
-        answer = Answer(exchange, shape(telling), stream=ask.wanted.stream)
-        generation = Generation(len(ask.prompt), self._cache.look_up_and_keep(ask.prompt), want, place, stops, answer)
+        place = ring_position(ask.prompt)
+        want, stops = request_parsing.choose_output_tokens(ask, place, short=self._setup.simulation.short_outputs)
+        answer = GenerationResponder(exchange, shape(context), stream=ask.wanted.stream)
+        generation = Generation(len(ask.prompt), self._cache.match_and_insert(ask.prompt), want, place, stops, answer)
         if ask.wanted.stream:
             exchange.start_stream()
         exchange.on_lost = lambda: self._batching.cancel(generation)
         self._submit(generation)
 
     @staticmethod
-    def _native(telling: Telling) -> Shape:
-        return GenerateReply(telling)
+    def _native(context: ResponseContext) -> ResponseFormat:
+        return GenerateFormat(context)
 
     @staticmethod
-    def _chat(telling: Telling) -> Shape:
-        return OpenAiReply(telling, chat=True)
+    def _chat(context: ResponseContext) -> ResponseFormat:
+        return OpenAiFormat(context, chat=True)
 
     @staticmethod
-    def _completion(telling: Telling) -> Shape:
-        return OpenAiReply(telling, chat=False)
+    def _completion(context: ResponseContext) -> ResponseFormat:
+        return OpenAiFormat(context, chat=False)

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleet_simulator.noise import accept_deck
-from fleet_simulator.time_model import Configuration, accept_shares, decode_s, prefill_s
+from fleet_simulator.noise import draw_accept_lengths
+from fleet_simulator.time_model import TimingConfiguration, accept_shares, decode_s, prefill_s
 
 MOST_STEPS_A_WAKE = 64
 
 
-class Sink(Protocol):
+class TokenSink(Protocol):
     """Who receives the tokens of one generation."""
 
-    def gave(self, generation: Generation, count: int) -> None:
+    def on_tokens(self, generation: Generation, count: int) -> None:
         """`count` more tokens exist; `generation.done` already counts them."""
 
     def flush(self, generation: Generation) -> None:
@@ -33,10 +33,10 @@ class Generation:
 
     prompt_tokens: int
     cached_tokens: int
-    want: int
+    token_limit: int
     entry: int
-    stops: bool
-    sink: Sink
+    stops_itself: bool
+    sink: TokenSink
     number: int = 0
     arrived_s: float = 0.0
     first_token_s: float = 0.0
@@ -45,12 +45,12 @@ class Generation:
     verify_steps: int = 0
     correct_drafts: list[int] = field(default_factory=list)  # [n] = cycles in which n drafts were right
     cancelled: bool = False
-    deck: tuple[int, ...] = (1,)
+    accept_lengths: tuple[int, ...] = (1,)
 
     @property
     def finished(self) -> bool:
         """True when all its tokens were given."""
-        return self.done >= self.want
+        return self.done >= self.token_limit
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Totals:
 class Batching:
     """Continuous batching. `slow(at_s)` is the noise factor of a step that starts then; `scale` model seconds pass in one wall second."""
 
-    def __init__(self, configuration: Configuration, cap: int, scale: float, slow: Callable[[float], float], seed: str) -> None:
+    def __init__(self, configuration: TimingConfiguration, cap: int, scale: float, slow: Callable[[float], float], seed: str) -> None:
         self.totals = Totals()
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()
@@ -97,7 +97,7 @@ class Batching:
         generation.number = self.totals.requests
         generation.arrived_s = now_s
         if self._shares:
-            generation.deck = accept_deck(self._shares, f"{self._seed}:{generation.number}")
+            generation.accept_lengths = draw_accept_lengths(self._shares, f"{self._seed}:{generation.number}")
             generation.correct_drafts = [0] * len(self._shares)
         self.waiting.append(generation)
         if self._ends_s is None:
@@ -112,14 +112,14 @@ class Batching:
 
     def wake(self, now_s: float) -> float | None:
         """End every step that is due and start the next ones; the answer is when to wake again, None when idle."""
-        told: dict[Generation, None] = {}
+        notified: dict[Generation, None] = {}
         steps = 0
         while self._ends_s is not None and self._ends_s <= now_s and steps < MOST_STEPS_A_WAKE:
             ended_s = self._ends_s
-            told.update(dict.fromkeys(self._end_step(ended_s)))
+            notified.update(dict.fromkeys(self._end_step(ended_s)))
             self._start_step(ended_s)
             steps += 1
-        for generation in told:
+        for generation in notified:
             generation.sink.flush(generation)
         return self._ends_s
 
@@ -171,12 +171,12 @@ class Batching:
     def _advance(self, generation: Generation, at_s: float) -> None:
         if generation.cancelled:
             return
-        count = generation.deck[generation.verify_steps % len(generation.deck)]
+        count = generation.accept_lengths[generation.verify_steps % len(generation.accept_lengths)]
         if self._shares:
             generation.verify_steps += 1
             generation.correct_drafts[count - 1] += 1
             self.totals.verify_steps += 1
-        self._give(generation, min(count, generation.want - generation.done), at_s)
+        self._give(generation, min(count, generation.token_limit - generation.done), at_s)
 
     def _give(self, generation: Generation, count: int, at_s: float) -> None:
         generation.done += count
@@ -184,4 +184,4 @@ class Batching:
         if generation.finished:
             generation.finished_s = at_s
         if not generation.cancelled:
-            generation.sink.gave(generation, count)
+            generation.sink.on_tokens(generation, count)

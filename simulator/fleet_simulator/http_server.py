@@ -16,7 +16,7 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One request, its body whole. `target` is the path with its query, `path` without."""
 
     method: str
@@ -39,10 +39,10 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Exchange:
+class HttpExchange:
     """The reply to one request; every method is harmless once the client has gone."""
 
-    def __init__(self, connection: Connection, request: Request, *, keep: bool) -> None:
+    def __init__(self, connection: HttpConnection, request: HttpRequest, *, keep: bool) -> None:
         self.request = request
         self.on_lost: Callable[[], None] | None = None
         self._connection = connection
@@ -73,23 +73,23 @@ class Exchange:
 
     def _end(self, status: int) -> None:
         self.on_lost = None
-        self._connection.replied(self.request, status, keep=self._keep)
+        self._connection.on_replied(self.request, status, keep=self._keep)
 
 
-def frame(content: bytes) -> bytes:
+def http_chunk(content: bytes) -> bytes:
     """One HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One client. Requests are answered in order, one at a time; `serve` gets each, `log` every status line."""
 
-    def __init__(self, serve: Callable[[Exchange], None], log: Callable[[Request, int], None]) -> None:
+    def __init__(self, serve: Callable[[HttpExchange], None], log: Callable[[HttpRequest, int], None]) -> None:
         self._serve = serve
         self._log = log
         self._transport: asyncio.WriteTransport | None = None
         self._received = bytearray()
-        self._exchange: Exchange | None = None
+        self._exchange: HttpExchange | None = None
         self._continued = False
         self._serving = False
         self._peer = ""
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
-    def replied(self, request: Request, status: int, *, keep: bool) -> None:
+    def on_replied(self, request: HttpRequest, status: int, *, keep: bool) -> None:
         """The exchange is complete: log it, then serve what has come meanwhile."""
         self._log(request, status)
         self._exchange = None
@@ -138,18 +138,18 @@ class Connection(asyncio.Protocol):
         try:
             parsed = self._parse()
         except BadRequest as bad:
-            request = Request("BAD", "", {}, b"", self._peer)
-            self._exchange = Exchange(self, request, keep=False)
+            request = HttpRequest("BAD", "", {}, b"", self._peer)
+            self._exchange = HttpExchange(self, request, keep=False)
             self._exchange.send(bad.status, str(bad).encode(), "text/plain; charset=utf-8")
             return False
         if parsed is None:
             return False
         keep = parsed.headers.get("connection", "").lower() != "close"
-        self._exchange = Exchange(self, parsed, keep=keep)
+        self._exchange = HttpExchange(self, parsed, keep=keep)
         self._serve(self._exchange)
         return True
 
-    def _parse(self) -> Request | None:
+    def _parse(self) -> HttpRequest | None:
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
             if len(self._received) > MOST_HEADER_BYTES:
@@ -159,13 +159,13 @@ class Connection(asyncio.Protocol):
         if headers.get("expect", "").lower() == "100-continue" and not self._continued:
             self._continued = True
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        found = take_body(self._received, end + 4, headers)
+        found = read_body(self._received, end + 4, headers)
         if found is None:
             return None
         body, used = found
         del self._received[:used]
         self._continued = False
-        return Request(method, target, headers, body, self._peer)
+        return HttpRequest(method, target, headers, body, self._peer)
 
 
 def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
@@ -185,10 +185,10 @@ def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
     return words[0], words[1], headers
 
 
-def take_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
+def read_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
     """(body, bytes used up to its end) or None while it is incomplete. Raises BadRequest."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        return _take_chunks(received, start)
+        return _read_chunks(received, start)
     try:
         length = int(headers.get("content-length", "0"))
     except ValueError:
@@ -200,7 +200,7 @@ def take_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple
     return bytes(received[start : start + length]), start + length
 
 
-def _take_chunks(received: bytearray, start: int) -> tuple[bytes, int] | None:
+def _read_chunks(received: bytearray, start: int) -> tuple[bytes, int] | None:
     body = bytearray()
     while True:
         line_end = received.find(b"\r\n", start)

@@ -9,7 +9,7 @@ from fleet_simulator.batching import Totals
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """What is shown besides the totals. Rates are of model time, over the latest decode log interval."""
 
     model: str
@@ -23,7 +23,7 @@ class Snapshot:
     draft_tokens: int
 
 
-def exposition(totals: Totals, now: Snapshot) -> bytes:
+def render_metrics(totals: Totals, now: MetricsSnapshot) -> bytes:
     """Prometheus text, version 0.0.4."""
     rank = f'engine_type="unified",model_name="{_escaped(now.model)}",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
     source = f'cache_source="device",engine_type="unified",model_name="{_escaped(now.model)}"'

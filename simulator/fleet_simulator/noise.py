@@ -40,7 +40,7 @@ def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
     return 1.0 + per_hour * (abs(place - DRIFT_TURN_HOURS) - DRIFT_TURN_HOURS / 2)
 
 
-def accept_deck(shares: tuple[float, ...], seed: str, size: int = 128) -> tuple[int, ...]:
+def draw_accept_lengths(shares: tuple[float, ...], seed: str, size: int = 128) -> tuple[int, ...]:
     """`size` accept lengths in random order whose counts follow `shares`, so that their mean is exact to about 1 / size."""
     quotas = [share * size for share in shares]
     counts = [int(quota) for quota in quotas]

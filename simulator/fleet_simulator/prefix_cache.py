@@ -12,7 +12,7 @@ class PrefixCache:
         self._enabled = enabled
         self._prefixes: set[int] = set()
 
-    def look_up_and_keep(self, prompt: Sequence[Hashable]) -> int:
+    def match_and_insert(self, prompt: Sequence[Hashable]) -> int:
         """Cached tokens of `prompt`, which is kept from now on."""
         if not self._enabled:
             return 0

@@ -10,7 +10,7 @@ _AGAIN_S = 0.05
 _GO = b"all are here\n"
 
 
-class Meeting:
+class Rendezvous:
     """One node's lines to the others: rank 0 listens at the address that all were given, the others connect to it."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -20,10 +20,10 @@ class Meeting:
         self._lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._joined = asyncio.Event()
 
-    async def complete(self) -> None:
+    async def wait_complete(self) -> None:
         """Returns when all nodes are there. Raises OSError when rank 0 cannot listen, EOFError when it went away meanwhile."""
         if self._rank:
-            reader, writer = await self._reach()
+            reader, writer = await self._connect()
             self._lines.append((reader, writer))
             if await reader.readline() != _GO:
                 raise EOFError("rank 0 went away")
@@ -36,7 +36,7 @@ class Meeting:
         for _, writer in self._lines:
             writer.write(_GO)
 
-    async def lost(self) -> str:
+    async def wait_lost(self) -> str:
         """Returns, with the peer, when a node has gone."""
         waiting = {asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._lines}
         try:
@@ -51,7 +51,7 @@ class Meeting:
         self._lines.append((reader, writer))
         self._joined.set()
 
-    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
             try:
                 return await asyncio.open_connection(self._host, self._port)

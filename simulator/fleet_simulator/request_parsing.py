@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_simulator.responses import Wanted
+from fleet_simulator.responses import ResponseOptions
 from fleet_simulator.token_text import TEMPLATE
 
 _GENERATE_DEFAULT_TOKENS = 128
@@ -14,7 +14,7 @@ _NATURAL_TOKENS_MIN = 200
 _NATURAL_TOKENS_SPREAD = 600
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request is answered with 400 and this text; `kind` is SGLang's word for what was wrong."""
 
     def __init__(self, message: str, kind: str = "BadRequestError") -> None:
@@ -23,64 +23,64 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """One generation as asked. `limit` None: until it ends by itself."""
 
     prompt: tuple[str | int, ...]
     limit: int | None
     ignore_eos: bool
     model: str
-    wanted: Wanted
+    wanted: ResponseOptions
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
+def parse_json_body(body: bytes) -> dict[str, Any]:
     """The JSON object of a body. Raises Refused."""
     try:
         value = json.loads(body)
     except ValueError as error:
         where = getattr(error, "pos", 0)
         message = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}"
-        raise Refused(message, "Bad Request") from None
+        raise RequestRefused(message, "Bad Request") from None
     if not isinstance(value, dict):
         message = "1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}"
-        raise Refused(message, "Bad Request")
+        raise RequestRefused(message, "Bad Request")
     return value
 
 
-def generate(body: dict[str, Any]) -> Ask:
+def parse_generate(body: dict[str, Any]) -> GenerationRequest:
     """An Ask of /generate. Raises Refused."""
     text, ids = body.get("text"), body.get("input_ids")
     if (text is None) == (ids is None):
-        raise Refused("Either text, input_ids or input_embeds should be provided.")
+        raise RequestRefused("Either text, input_ids or input_embeds should be provided.")
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
-        raise Refused("the simulated engine takes one request a call: sampling_params must be an object")
+        raise RequestRefused("the simulated engine takes one request a call: sampling_params must be an object")
     limit = _limit(sampling.get("max_new_tokens", _GENERATE_DEFAULT_TOKENS), "max_new_tokens")
-    wanted = Wanted(stream=bool(body.get("stream")))
-    return Ask(_prompt(text if ids is None else ids), limit, bool(sampling.get("ignore_eos")), "", wanted)
+    wanted = ResponseOptions(stream=bool(body.get("stream")))
+    return GenerationRequest(_prompt(text if ids is None else ids), limit, bool(sampling.get("ignore_eos")), "", wanted)
 
 
-def chat(body: dict[str, Any]) -> Ask:
+def parse_chat(body: dict[str, Any]) -> GenerationRequest:
     """An Ask of /v1/chat/completions. Raises Refused."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused("Messages cannot be empty.")
+        raise RequestRefused("Messages cannot be empty.")
     tokens: list[str | int] = list(TEMPLATE)
     for message in messages:
         if not isinstance(message, dict) or "role" not in message:
-            raise Refused("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
+            raise RequestRefused("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
         tokens += [*_content(message.get("content")), f"<|{message['role']}|>"]
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     return _openai(body, tuple(tokens), None if limit is None else _limit(limit, "max_tokens"))
 
 
-def completion(body: dict[str, Any]) -> Ask:
+def parse_completion(body: dict[str, Any]) -> GenerationRequest:
     """An Ask of /v1/completions. Raises Refused."""
     limit = body.get("max_tokens")
     return _openai(body, _prompt(body.get("prompt")), 16 if limit is None else _limit(limit, "max_tokens"))
 
 
-def tokens_to_give(ask: Ask, entry: int, *, short: bool) -> tuple[int, bool]:
+def choose_output_tokens(ask: GenerationRequest, entry: int, *, short: bool) -> tuple[int, bool]:
     """(tokens, True when it ends by itself): the limit under ignore_eos, else a natural length that the prompt decides."""
     natural = _NATURAL_TOKENS_MIN + entry % _NATURAL_TOKENS_SPREAD
     limit = natural if ask.limit is None else ask.limit
@@ -91,14 +91,14 @@ def tokens_to_give(ask: Ask, entry: int, *, short: bool) -> tuple[int, bool]:
     return (natural, True) if natural <= limit else (limit, False)
 
 
-def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | None) -> Ask:
+def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | None) -> GenerationRequest:
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
     if stream and body.get("return_meta_info"):
-        raise Refused("return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true.")
+        raise RequestRefused("return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true.")
     if body.get("n", 1) != 1:
-        raise Refused("the simulated engine gives one choice a request: n must be 1")
-    wanted = Wanted(
+        raise RequestRefused("the simulated engine gives one choice a request: n must be 1")
+    wanted = ResponseOptions(
         stream=stream,
         usage=bool(options.get("include_usage")),
         usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
@@ -107,12 +107,12 @@ def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | No
         cached_details=bool(body.get("return_cached_tokens_details")),
         output_ids=bool(body.get("return_output_ids_in_sglext")) and "messages" in body,
     )
-    return Ask(prompt, limit, bool(body.get("ignore_eos")), str(body.get("model") or "default"), wanted)
+    return GenerationRequest(prompt, limit, bool(body.get("ignore_eos")), str(body.get("model") or "default"), wanted)
 
 
 def _limit(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Refused(f"{name} must be at least 1, got {value!r}.")
+        raise RequestRefused(f"{name} must be at least 1, got {value!r}.")
     return value
 
 
@@ -123,7 +123,7 @@ def _prompt(prompt: Any) -> tuple[str | int, ...]:
         return tuple(prompt.split()) or ("",)
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return tuple(prompt)
-    raise Refused("the simulated engine takes one prompt a call: a text or a list of token ids")
+    raise RequestRefused("the simulated engine takes one prompt a call: a text or a list of token ids")
 
 
 def _content(content: Any) -> list[str]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fleet_simulator.batching import Generation
-from fleet_simulator.http_server import frame
-from fleet_simulator.token_text import Words
+from fleet_simulator.http_server import http_chunk
+from fleet_simulator.token_text import TokenRing
 
-DONE = frame(b"data: [DONE]\n\n")
+DONE = http_chunk(b"data: [DONE]\n\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResponseOptions:
     """What a client asked to see of its answer."""
 
     stream: bool = False
@@ -28,53 +28,53 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class ResponseContext:
     """What every answer of one request carries. `clock_offset_s`: Unix time minus the monotonic clock."""
 
     id: str
     model: str
     created: int
-    wanted: Wanted
-    words: Words
+    wanted: ResponseOptions
+    words: TokenRing
     draft_tokens: int = 0
     cache_report: bool = False
     clock_offset_s: float = 0.0
 
 
-class Shape(Protocol):
+class ResponseFormat(Protocol):
     """One API's answer. `delta` may be called before the end only, `last` once after it."""
 
-    def opening(self, generation: Generation) -> bytes:
+    def first_frames(self, generation: Generation) -> bytes:
         """Frames before the first token."""
 
     def delta(self, generation: Generation, count: int) -> bytes:
         """The frame of the newest `count` tokens."""
 
-    def last(self, generation: Generation) -> bytes:
+    def last_frames(self, generation: Generation) -> bytes:
         """Every frame after the tokens, the end mark included."""
 
-    def whole(self, generation: Generation) -> bytes:
+    def full_body(self, generation: Generation) -> bytes:
         """The answer that is not streamed."""
 
 
-def dump(value: Any) -> bytes:
+def dump_json(value: Any) -> bytes:
     """Compact JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def event(value: Any) -> bytes:
+def sse_chunk(value: Any) -> bytes:
     """One server-sent event as an HTTP chunk."""
-    return frame(b"data: " + dump(value) + b"\n\n")
+    return http_chunk(b"data: " + dump_json(value) + b"\n\n")
 
 
 def finish_reason(generation: Generation) -> dict[str, Any]:
     """SGLang's own form of why it ended."""
-    return {"type": "stop", "matched": 1} if generation.stops else {"type": "length", "length": generation.done}
+    return {"type": "stop", "matched": 1} if generation.stops_itself else {"type": "length", "length": generation.done}
 
 
-def usage(generation: Generation, telling: Telling) -> dict[str, Any]:
+def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
     """OpenAI's token counts; cached tokens only when the server was started with --enable-cache-report."""
-    reported = telling.cache_report and generation.cached_tokens > 0
+    reported = context.cache_report and generation.cached_tokens > 0
     return {
         "prompt_tokens": generation.prompt_tokens,
         "total_tokens": generation.prompt_tokens + generation.done,
@@ -107,10 +107,10 @@ def cached_details(generation: Generation) -> dict[str, int] | None:
     return {"device": generation.cached_tokens, "host": 0} if generation.cached_tokens else None
 
 
-def running_meta(generation: Generation, telling: Telling) -> dict[str, Any]:
+def running_meta(generation: Generation, context: ResponseContext) -> dict[str, Any]:
     """`meta_info` while tokens come."""
     return {
-        "id": telling.id,
+        "id": context.id,
         "finish_reason": None,
         "prompt_tokens": generation.prompt_tokens,
         "weight_version": "default",
@@ -124,74 +124,74 @@ def running_meta(generation: Generation, telling: Telling) -> dict[str, Any]:
     }
 
 
-def final_meta(generation: Generation, telling: Telling) -> dict[str, Any]:
+def final_meta(generation: Generation, context: ResponseContext) -> dict[str, Any]:
     """`meta_info` of a finished request. Latencies are wall seconds."""
     decode_s = generation.finished_s - generation.first_token_s
     return {
-        **running_meta(generation, telling),
+        **running_meta(generation, context),
         "finish_reason": finish_reason(generation),
         "weight_versions": [{"version": "default", "start": 0, "end": generation.done}],
         "e2e_latency": generation.finished_s - generation.arrived_s,
-        **(spec_counts(generation, telling.draft_tokens) if telling.draft_tokens else {}),
-        "request_received_ts": generation.arrived_s + telling.clock_offset_s,
+        **(spec_counts(generation, context.draft_tokens) if context.draft_tokens else {}),
+        "request_received_ts": generation.arrived_s + context.clock_offset_s,
         "first_token_latency": generation.first_token_s - generation.arrived_s,
-        "request_finished_ts": generation.finished_s + telling.clock_offset_s,
+        "request_finished_ts": generation.finished_s + context.clock_offset_s,
         "decode_throughput": (generation.done - 1) / decode_s if decode_s > 0 else 0.0,
     }
 
 
-def sglext(generation: Generation, telling: Telling) -> dict[str, Any] | None:
+def sglext(generation: Generation, context: ResponseContext) -> dict[str, Any] | None:
     """SGLang's extension of OpenAI answers, None when nothing was asked for or nothing is there to tell."""
-    told: dict[str, Any] = {}
-    if telling.wanted.cached_details and generation.cached_tokens:
-        told["cached_tokens_details"] = cached_details(generation)
-    if telling.wanted.spec_details and telling.draft_tokens:
+    extension: dict[str, Any] = {}
+    if context.wanted.cached_details and generation.cached_tokens:
+        extension["cached_tokens_details"] = cached_details(generation)
+    if context.wanted.spec_details and context.draft_tokens:
         blank = {"spec_cap_length": 0.0, "spec_block_accept_length": 0.0, "spec_cap_lens_histogram": []}
-        told["spec_tokens_details"] = {**spec_counts(generation, telling.draft_tokens), **blank}
-    if telling.wanted.output_ids:
-        told["output_ids"] = [[int(token) for token in telling.words.ids(generation.entry, generation.done).split(b",")]]
-    return told or None
+        extension["spec_tokens_details"] = {**spec_counts(generation, context.draft_tokens), **blank}
+    if context.wanted.output_ids:
+        extension["output_ids"] = [[int(token) for token in context.words.ids(generation.entry, generation.done).split(b",")]]
+    return extension or None
 
 
-class GenerateReply:
+class GenerateFormat:
     """/generate: each event holds all the text so far, as SGLang does without --incremental-streaming-output."""
 
-    def __init__(self, telling: Telling) -> None:
-        self._telling = telling
+    def __init__(self, context: ResponseContext) -> None:
+        self._telling = context
 
-    def opening(self, generation: Generation) -> bytes:
+    def first_frames(self, generation: Generation) -> bytes:
         return b""
 
     def delta(self, generation: Generation, count: int) -> bytes:
         meta = final_meta if generation.finished else running_meta
-        return frame(b"data: " + self._answer(generation, meta(generation, self._telling)) + b"\n\n")
+        return http_chunk(b"data: " + self._answer(generation, meta(generation, self._telling)) + b"\n\n")
 
-    def last(self, generation: Generation) -> bytes:
+    def last_frames(self, generation: Generation) -> bytes:
         return DONE
 
-    def whole(self, generation: Generation) -> bytes:
+    def full_body(self, generation: Generation) -> bytes:
         return self._answer(generation, final_meta(generation, self._telling))
 
     def _answer(self, generation: Generation, meta: Mapping[str, Any]) -> bytes:
         words = self._telling.words
         text, ids = words.text(generation.entry, generation.done), words.ids(generation.entry, generation.done)
-        return b'{"text":"%b","output_ids":[%b],"meta_info":%b}' % (text, ids, dump(meta))
+        return b'{"text":"%b","output_ids":[%b],"meta_info":%b}' % (text, ids, dump_json(meta))
 
 
-class OpenAiReply:
+class OpenAiFormat:
     """/v1/chat/completions and /v1/completions: each event holds the new text only."""
 
-    def __init__(self, telling: Telling, *, chat: bool) -> None:
-        self._telling = telling
+    def __init__(self, context: ResponseContext, *, chat: bool) -> None:
+        self._telling = context
         self._chat = chat
         kind = "chat.completion.chunk" if chat else "text_completion"
-        self._head = dump({"id": telling.id, "object": kind, "created": telling.created, "model": telling.model})[:-1]
+        self._head = dump_json({"id": context.id, "object": kind, "created": context.created, "model": context.model})[:-1]
         before = b'"delta":{"reasoning_content":null,"content":"' if chat else b'"text":"'
         after = b'"},' if chat else b'",'
         self._before = b"data: " + self._head + b',"choices":[{"index":0,' + before
         self._after = after + b'"logprobs":null,"finish_reason":null,"matched_stop":null}]}\n\n'
 
-    def opening(self, generation: Generation) -> bytes:
+    def first_frames(self, generation: Generation) -> bytes:
         if not self._chat:
             return b""
         delta = {"reasoning_content": None, "role": "assistant", "content": ""}
@@ -210,25 +210,25 @@ class OpenAiReply:
         extra = {"usage": usage(generation, self._telling)} if self._telling.wanted.usage_always else {}
         return self._event([self._choice(content, generation if ends else None)], **extra)
 
-    def last(self, generation: Generation) -> bytes:
+    def last_frames(self, generation: Generation) -> bytes:
         frames = b""
         if self._chat:
             frames += self._event([self._choice({"delta": {"reasoning_content": None}}, generation)])
-        told = sglext(generation, self._telling)
-        if told:
-            frames += self._event([], usage=None, sglext=told)
+        extension = sglext(generation, self._telling)
+        if extension:
+            frames += self._event([], usage=None, sglext=extension)
         if self._telling.wanted.usage:
             counts = usage(generation, self._telling)
             frames += self._event([], usage=counts if self._chat else {name: count for name, count in counts.items() if count is not None})
         return frames + DONE
 
-    def whole(self, generation: Generation) -> bytes:
+    def full_body(self, generation: Generation) -> bytes:
         text = self._telling.words.text(generation.entry, generation.done).decode()
         content = {"message": {"role": "assistant", "content": text, "reasoning_content": None}} if self._chat else {"text": text}
         choice = self._choice(content, generation)
         if self._telling.wanted.meta_info and self._chat:
             choice["meta_info"] = final_meta(generation, self._telling)
-        told = sglext(generation, self._telling)
+        extension = sglext(generation, self._telling)
         versions = [{"version": "default", "start": 0, "end": generation.done}]
         answer = {
             "id": self._telling.id,
@@ -239,12 +239,12 @@ class OpenAiReply:
             "usage": usage(generation, self._telling),
             "metadata": {"weight_version": "default", "weight_versions": versions},
         }
-        return dump({**answer, "sglext": told} if told else answer)
+        return dump_json({**answer, "sglext": extension} if extension else answer)
 
     def _choice(self, content: dict[str, Any], ended: Generation | None) -> dict[str, Any]:
         reason = finish_reason(ended) if ended else {"type": None}
         return {"index": 0, **content, "logprobs": None, "finish_reason": reason["type"], "matched_stop": reason.get("matched")}
 
     def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
-        rest = dump({"choices": choices, **extra})[1:]
-        return frame(b"data: " + self._head + b"," + rest + b"\n\n")
+        rest = dump_json({"choices": choices, **extra})[1:]
+        return http_chunk(b"data: " + self._head + b"," + rest + b"\n\n")

@@ -20,18 +20,18 @@ from typing import Any
 
 from fleet_protos.trial_types import Simulation
 from fleet_simulator import server_args
-from fleet_simulator.api import Api, Rates, Setup
+from fleet_simulator.api import Api, DecodeRates, ServerSetup
 from fleet_simulator.batching import Batching, Generation
-from fleet_simulator.http_server import REASONS, Connection, Request
+from fleet_simulator.http_server import REASONS, HttpConnection, HttpRequest
 from fleet_simulator.noise import drift_factor, launch_factor, run_factor
-from fleet_simulator.rendezvous import Meeting
-from fleet_simulator.server_log import Logbook
-from fleet_simulator.time_model import Configuration
-from fleet_simulator.timerfd import Alarm
+from fleet_simulator.rendezvous import Rendezvous
+from fleet_simulator.server_log import ServerLog
+from fleet_simulator.time_model import TimingConfiguration
+from fleet_simulator.timerfd import TimerFd
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ServerStart:
     """One start of the server, read from its command line and environment."""
 
     args: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Start:
     command: str
 
 
-def read_start(argv: Sequence[str], env: Mapping[str, str]) -> Start:
+def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
     """Raises ValueError with what is wrong with the command line."""
     given = server_args.parse(argv)
     raw = given.pop("simulation", "{}")
@@ -59,27 +59,27 @@ def read_start(argv: Sequence[str], env: Mapping[str, str]) -> Start:
         raise ValueError("argument --simulation: time_scale must be above 0")
     nccl = {name: value for name, value in env.items() if name.startswith("NCCL_") and name not in simulation.lost_env}
     nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", **nccl}  # SGLang 0.5.4 and later set both when unset
-    return Start(args, warnings, simulation, launch, nccl, shlex.join(argv))
+    return ServerStart(args, warnings, simulation, launch, nccl, shlex.join(argv))
 
 
-class Server:
+class SimulatedServer:
     """One engine behind one socket."""
 
-    def __init__(self, start: Start, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, start: ServerStart, loop: asyncio.AbstractEventLoop) -> None:
         self._start = start
         self._loop = loop
-        self._log = Logbook()
+        self._log = ServerLog()
         self._born_s = time.monotonic()
         self._born_unix_s = time.time_ns() / 1e9
         knobs = start.simulation
         self._launch_factor = launch_factor(knobs.seed, start.launch, knobs.launch_noise)
-        configuration = Configuration(int(start.args["tp_size"]), start.nccl, server_args.speculation(start.args))
-        setup = Setup(start.args, start.command, knobs)
+        configuration = TimingConfiguration(int(start.args["tp_size"]), start.nccl, server_args.speculation(start.args))
+        setup = ServerSetup(start.args, start.command, knobs)
         self._setup = setup
-        self._batching = Batching(configuration, setup.cap, knobs.time_scale, self._slow, f"{knobs.seed}:{start.launch}")
+        self._batching = Batching(configuration, setup.cap, knobs.time_scale, self._noise_factor, f"{knobs.seed}:{start.launch}")
         self._batching.prefilled = self._log_prefill
         self._batching.decoded = self._log_decode
-        self._alarm = Alarm(loop, self._wake)
+        self._alarm = TimerFd(loop, self._wake)
         self._api = Api(setup, self._batching, self._submit, loop.call_later)
         self._last_line = (self._born_s, 0, 0)
         self.stopped: asyncio.Future[int] = loop.create_future()
@@ -89,7 +89,7 @@ class Server:
         self._log.start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
         self._on_signals()
         host, port = str(self._start.args["host"]), int(self._start.args["port"])
-        listener = await self._loop.create_server(lambda: Connection(self._api.serve, self._access), host, port, backlog=2048)
+        listener = await self._loop.create_server(lambda: HttpConnection(self._api.serve, self._access), host, port, backlog=2048)
         self._log.line(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit) (simulated)")
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(self._load())
@@ -101,15 +101,15 @@ class Server:
     async def _load(self) -> None:
         """Become ready; the nodes of a server over several hosts load together, and none outlives another."""
         nodes = int(self._start.args["nnodes"])
-        meeting = Meeting(self._start.args) if nodes > 1 else None
+        meeting = Rendezvous(self._start.args) if nodes > 1 else None
         if meeting:
             self._log.line(f"Init torch distributed begin. (simulated: {nodes} nodes meet at {self._start.args['dist_init_addr']})")
-            await meeting.complete()
+            await meeting.wait_complete()
         self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
         if meeting:
-            self._lose(await meeting.lost())
+            self._on_peer_lost(await meeting.wait_lost())
 
-    def _lose(self, peer: str) -> None:
+    def _on_peer_lost(self, peer: str) -> None:
         if not self.stopped.done():
             self._log.peer_lost(peer)
             self.stopped.set_result(1)
@@ -142,14 +142,14 @@ class Server:
         if next_s is not None:
             self._alarm.set(next_s)
 
-    def _slow(self, at_s: float) -> float:
+    def _noise_factor(self, at_s: float) -> float:
         knobs = self._start.simulation
         model_s = (at_s - self._born_s) * knobs.time_scale
         unix_s = self._born_unix_s + at_s - self._born_s
         drift = drift_factor(knobs.seed, knobs.drift_per_hour, unix_s * knobs.time_scale / 3600)
         return self._launch_factor * drift * run_factor(knobs.seed, self._start.launch, knobs.run_noise, model_s)
 
-    def _access(self, request: Request, status: int) -> None:
+    def _access(self, request: HttpRequest, status: int) -> None:
         self._log.access(request.peer, f"{request.method} {request.target}", f"{status} {REASONS.get(status, '')}")
 
     def _log_prefill(self, admitted: list[Generation]) -> None:
@@ -168,7 +168,7 @@ class Server:
         length = tokens / verified if verified else 0.0
         most = self._setup.draft_tokens - 1
         elapsed_model_s = (at_s - then_s) * self._start.simulation.time_scale
-        self._api.rates = Rates(tokens / elapsed_model_s, length, max(length - 1, 0.0) / most if most > 0 else 0.0)
+        self._api.rates = DecodeRates(tokens / elapsed_model_s, length, max(length - 1, 0.0) / most if most > 0 else 0.0)
         running = self._batching.running
         self._log.decode(
             running=len(running),
@@ -192,13 +192,13 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def main() -> int:
     """The server's exit code: 0 after SIGTERM, 1 when the port is taken, 2 for a bad command line."""
     try:
-        start = read_start(sys.argv[1:], os.environ)
+        start = parse_start(sys.argv[1:], os.environ)
     except ValueError as error:
         sys.stderr.write(f"server.py: error: {error}\n")
         return 2
     loop = new_loop()
     try:
-        return loop.run_until_complete(Server(start, loop).serve())
+        return loop.run_until_complete(SimulatedServer(start, loop).serve())
     except (OSError, socket.gaierror) as error:
         sys.stderr.write(f"ERROR:    {error}\n")
         return 1

@@ -14,7 +14,7 @@ NCCL_VERSION = "2.27.5+cuda12.9"
 _QUIET_NCCL = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 
-class Logbook:
+class ServerLog:
     """One line at a time, stamped with local wall time to the second."""
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ LAYERS = 61
 ALL_REDUCES = 2 * LAYERS
 BYTES_PER_TOKEN = 7168 * 2
 REFERENCE_TP = 8
-STORY_TOKENS = 500
-STORY_PROMPT_TOKENS = 40
+REFERENCE_OUTPUT_TOKENS = 500
+REFERENCE_PROMPT_TOKENS = 40
 
 # Compute of one forward over n tokens: _FIXED + _EXPERTS * experts_read(n) + _PER_TOKEN * n.
 _FIXED_S = 7.45e-3
@@ -66,7 +66,7 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class TimingConfiguration:
     """All that decides a step's time. `nccl` holds the variables that the server really sees."""
 
     tp_size: int = REFERENCE_TP
@@ -74,7 +74,7 @@ class Configuration:
     speculation: Speculation | None = None
 
 
-def all_reduce_s(tokens: int, configuration: Configuration) -> float:
+def all_reduce_s(tokens: int, configuration: TimingConfiguration) -> float:
     """Seconds of one all-reduce over `tokens` activations; 0 on one GPU."""
     if configuration.tp_size <= 1:
         return 0.0
@@ -91,18 +91,18 @@ def compute_s(tokens: int) -> float:
     return _FIXED_S + _EXPERTS_S * experts_read + _PER_TOKEN_S * tokens
 
 
-def forward_s(tokens: int, configuration: Configuration) -> float:
+def forward_s(tokens: int, configuration: TimingConfiguration) -> float:
     """Seconds of one forward over `tokens`, all-reduces included."""
     return compute_s(tokens) + ALL_REDUCES * all_reduce_s(tokens, configuration)
 
 
-def verify_s(batch: int, configuration: Configuration) -> float:
+def verify_s(batch: int, configuration: TimingConfiguration) -> float:
     """Seconds in which the target model verifies the drafts of `batch` requests."""
     spec = configuration.speculation
     return _VERIFY_S + forward_s(batch * (spec.draft_tokens if spec else 1), configuration)
 
 
-def draft_s(batch: int, configuration: Configuration) -> float:
+def draft_s(batch: int, configuration: TimingConfiguration) -> float:
     """Seconds of the draft model in one cycle; an n-gram table costs nothing."""
     spec = configuration.speculation
     if spec is None or spec.algorithm == "NGRAM":
@@ -111,14 +111,14 @@ def draft_s(batch: int, configuration: Configuration) -> float:
     return spec.depth * (one_pass + 2 * all_reduce_s(batch * spec.topk, configuration))
 
 
-def decode_s(batch: int, configuration: Configuration) -> float:
+def decode_s(batch: int, configuration: TimingConfiguration) -> float:
     """Seconds of one decode step of `batch` running requests; under speculation one draft and verify cycle."""
     if configuration.speculation is None:
         return forward_s(batch, configuration)
     return draft_s(batch, configuration) + verify_s(batch, configuration)
 
 
-def prefill_s(new_tokens: int, configuration: Configuration) -> float:
+def prefill_s(new_tokens: int, configuration: TimingConfiguration) -> float:
     """Seconds until the first token of prompts with `new_tokens` outside the prefix cache."""
     return _PREFILL_S + forward_s(max(new_tokens, 1), configuration)
 
@@ -131,14 +131,14 @@ def accept_shares(speculation: Speculation) -> tuple[float, ...]:
     return (*stops, rate**speculation.depth)
 
 
-def accept_length(configuration: Configuration) -> float:
+def accept_length(configuration: TimingConfiguration) -> float:
     """Mean tokens a decode step gives to each request; 1 without speculation."""
     if configuration.speculation is None:
         return 1.0
     return sum(length * share for length, share in enumerate(accept_shares(configuration.speculation), start=1))
 
 
-def stream_tok_s(configuration: Configuration, tokens: int = STORY_TOKENS, prompt_tokens: int = STORY_PROMPT_TOKENS) -> float:
+def stream_tok_s(configuration: TimingConfiguration, tokens: int = REFERENCE_OUTPUT_TOKENS, prompt_tokens: int = REFERENCE_PROMPT_TOKENS) -> float:
     """Output tokens per second of a single request, its time to first token counted, without noise."""
     steps = (tokens - 1) / accept_length(configuration)
     return tokens / (prefill_s(prompt_tokens, configuration) + steps * decode_s(1, configuration))

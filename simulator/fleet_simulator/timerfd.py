@@ -17,7 +17,7 @@ class _Spec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
 
 
-class Alarm:
+class TimerFd:
     """Calls `ring` once for each time set; setting it again replaces the time before. Raises OSError where there is no timerfd."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:

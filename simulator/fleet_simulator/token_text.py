@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from itertools import accumulate
 from random import Random
 
-RING = 4096
+RING_TOKENS = 4096
 TEMPLATE = ("<|template|>", "<|simulated|>", "<|system|>", "<|turn|>")
 _SYLLABLES = tuple(onset + vowel for onset in "bdfgklmnprstvzjw" for vowel in "aeio")
 
 
-class Words:
+class TokenRing:
     """The ring, encoded once: any run of tokens is a slice. A token is one word with a space before it."""
 
     def __init__(self) -> None:
-        order = list(range(RING))
+        order = list(range(RING_TOKENS))
         Random("simulated").shuffle(order)
         words = [" " + _SYLLABLES[token // 64] + _SYLLABLES[token % 64] for token in order]
         self._text = "".join(words * 2).encode()
@@ -34,16 +34,16 @@ class Words:
 
     @staticmethod
     def _slice(ring: bytes, at: list[int], first: int, count: int) -> bytes:
-        first %= RING
-        if count <= RING:
+        first %= RING_TOKENS
+        if count <= RING_TOKENS:
             return ring[at[first] : at[first + count]]
-        return ring[at[first] : at[first + RING]] * (count // RING) + ring[at[first] : at[first + count % RING]]
+        return ring[at[first] : at[first + RING_TOKENS]] * (count // RING_TOKENS) + ring[at[first] : at[first + count % RING_TOKENS]]
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
     return list(accumulate(lengths, initial=0))
 
 
-def entry(prompt: tuple[str | int, ...]) -> int:
+def ring_position(prompt: tuple[str | int, ...]) -> int:
     """Where the answer to `prompt` starts in the ring; the same in every process and under every configuration."""
-    return crc32("\x00".join(map(str, prompt)).encode()) % RING
+    return crc32("\x00".join(map(str, prompt)).encode()) % RING_TOKENS

@@ -18,13 +18,18 @@ import pytest
 from grpc import aio
 
 from fleet_protos.errors import ConfigError, Conflict
-from fleet_transport.caller import caller
-from fleet_transport.certificate import Certificate, certificates
-from fleet_transport.request_limits import MessageGate
-from fleet_transport.revocation_list import Revocation, revoked_text
-from fleet_transport.sockets import bind, endpoint
-from fleet_transport.tls_client import PROBE_S, channel, client_context, why_not
-from fleet_transport.tls_gateway import Complaints, Door
+from fleet_transport.caller import describe_peer
+from fleet_transport.certificate import Certificate, parse_certificates
+from fleet_transport.request_limits import RequestLimit
+from fleet_transport.revocation_list import Revocation, revocations_json
+from fleet_transport.sockets import bind_server, parse_endpoint
+from fleet_transport.tls_client import (
+    PROBE_S,
+    client_context,
+    explain_connection_failure,
+    open_channel,
+)
+from fleet_transport.tls_gateway import LogThrottle, TlsGateway
 from fleet_transport.tls_identity import Role, TlsFiles, agent_name
 from fleet_transport.tls_reload import server_context
 from tests.fakes.certificates import Maker
@@ -43,14 +48,14 @@ class House:
     maker: Maker
     server: TlsFiles
     revoked: Path
-    door: Door
+    door: TlsGateway
     taken: list[Certificate]
 
     def client(self, label: str = "client", role: Role = Role.CONTROLLER) -> TlsFiles:
         return self.maker.files(label, self.maker.issue(role, "controller"))
 
     def line(self, files: TlsFiles) -> aio.Channel:
-        return channel(self.door.address, files, agent_name(HOST), UNLIMITED)
+        return open_channel(self.door.address, files, agent_name(HOST), UNLIMITED)
 
 
 class Echo(grpc.GenericRpcHandler):
@@ -76,16 +81,16 @@ async def once(line: aio.Channel, content: bytes = b"x") -> bytes:
 
 
 @asynccontextmanager
-async def open_house(folder: Path, interceptors: Sequence[MessageGate] = ()) -> AsyncIterator[House]:
+async def open_house(folder: Path, interceptors: Sequence[RequestLimit] = ()) -> AsyncIterator[House]:
     maker, revoked = Maker.new(folder / "pem"), folder / "revoked.json"
     files = maker.files("server", maker.issue(Role.AGENT, HOST), revoked=revoked)
     server = aio.server(options=UNLIMITED, interceptors=interceptors)
     server.add_generic_rpc_handlers((Echo(),))
     taken: list[Certificate] = []
-    door = Door("127.0.0.1:0", bind(server, f"unix:{folder}/in.sock"), files, frozenset({Role.CONTROLLER}), taken.append)
+    door = TlsGateway("127.0.0.1:0", bind_server(server, f"unix:{folder}/in.sock"), files, frozenset({Role.CONTROLLER}), taken.append)
     await server.start()
     try:
-        async with door.opened():
+        async with door.serving():
             yield House(maker, files, revoked, door, taken)
     finally:
         await server.stop(None)
@@ -110,7 +115,7 @@ async def test_a_new_certificate_is_taken_without_a_restart(house: House) -> Non
     files = house.maker.files("client", house.maker.issue(Role.CONTROLLER, "controller"), pinned_to_new.certificate_pem)
     async with house.line(files) as line:
         assert await once(line) == b"x"
-    assert (house.taken[0], house.taken[-1]) == (old, certificates(pinned_to_new.certificate_pem)[0])
+    assert (house.taken[0], house.taken[-1]) == (old, parse_certificates(pinned_to_new.certificate_pem)[0])
 
 
 async def test_a_pair_that_does_not_fit_leaves_the_one_before_in_use(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,8 +137,8 @@ async def test_revoking_ends_the_connections_that_a_certificate_has(house: House
     async with house.line(files) as stolen, house.line(other) as kept:
         stream, honest = (line.unary_stream("/echo/ever")(b"") for line in (stolen, kept))
         assert [await stream.read(), await honest.read()] == [b"tick", b"tick"]
-        known = certificates(files.certificate.read_bytes())[0]
-        house.revoked.write_text(revoked_text([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000, "stolen")]))
+        known = parse_certificates(files.certificate.read_bytes())[0]
+        house.revoked.write_text(revocations_json([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000, "stolen")]))
         with pytest.raises(aio.AioRpcError) as raised:
             async with asyncio.timeout(LIMIT_S):
                 while await stream.read():
@@ -144,7 +149,7 @@ async def test_revoking_ends_the_connections_that_a_certificate_has(house: House
 
 
 async def test_the_gate_behind_the_door_tells_who_sent_what_it_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with open_house(tmp_path, interceptors=(MessageGate(10),)) as house:
+    async with open_house(tmp_path, interceptors=(RequestLimit(10),)) as house:
         files = house.maker.files("client", house.maker.issue(Role.CONTROLLER, "controller"))
         async with house.line(files) as line:
             with pytest.raises(aio.AioRpcError):
@@ -159,21 +164,21 @@ async def test_the_gate_behind_the_door_tells_who_sent_what_it_refuses(tmp_path:
 
 @pytest.mark.parametrize("shown", ["unix:", "ipv4:127.0.0.1:1", "unix-abstract:other/10.0.0.1:1 (the controller)", "unix:door-1-1/x"])
 def test_a_peer_that_came_through_no_door_is_told_as_it_is(shown: str) -> None:
-    assert caller(shown) == shown
+    assert describe_peer(shown) == shown
 
 
 async def test_a_list_that_is_damaged_or_gone_revokes_what_it_did(house: House, caplog: pytest.LogCaptureFixture) -> None:
     files = house.client("thief")
-    known = certificates(files.certificate.read_bytes())[0]
-    good = revoked_text([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000)])
+    known = parse_certificates(files.certificate.read_bytes())[0]
+    good = revocations_json([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000)])
     for later in ("", "{", '{"version": 2}', None):
         house.revoked.write_text(good)
-        assert house.door.verdict(known)
+        assert house.door.why_refused(known)
         if later is None:
             house.revoked.unlink()
         else:
             house.revoked.write_text(later)
-        assert "was revoked" in house.door.verdict(known)
+        assert "was revoked" in house.door.why_refused(known)
         assert str(house.revoked) in caplog.messages[-1]
 
 
@@ -216,10 +221,10 @@ async def test_a_reader_that_does_not_read_holds_the_sender_back(tmp_path: Path)
         writer.close()
 
     files = maker.files("server", maker.issue(Role.AGENT, HOST))
-    door = Door("127.0.0.1:0", f"{tmp_path}/in.sock", files, frozenset({Role.CONTROLLER}))
+    door = TlsGateway("127.0.0.1:0", f"{tmp_path}/in.sock", files, frozenset({Role.CONTROLLER}))
     client = client_context(maker.files("client", maker.issue(Role.CONTROLLER, "controller")))
-    async with await asyncio.start_unix_server(inside, f"{tmp_path}/in.sock"), door.opened() as address:
-        reader, writer = await asyncio.open_connection(*endpoint(address), ssl=client, server_hostname=agent_name(HOST))
+    async with await asyncio.start_unix_server(inside, f"{tmp_path}/in.sock"), door.serving() as address:
+        reader, writer = await asyncio.open_connection(*parse_endpoint(address), ssl=client, server_hostname=agent_name(HOST))
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(send_for_ever("outside", writer))
             before = await at_a_standstill(sent)
@@ -239,11 +244,11 @@ async def test_bytes_of_any_kind_are_refused_and_the_door_stays_open(house: Hous
     bodies = [rng.randbytes(rng.randrange(1, 3000)) for _ in range(100)]
     strangers += bodies + [b"\x16\x03\x01" + len(body).to_bytes(2, "big") + body for body in bodies]
     for content in strangers:
-        _, writer = await asyncio.open_connection(*endpoint(house.door.address))
+        _, writer = await asyncio.open_connection(*parse_endpoint(house.door.address))
         writer.write(content)
         writer.write_eof()
         writer.close()
-    await until(lambda: not house.door.open)
+    await until(lambda: not house.door.connections)
     async with house.line(house.client()) as line:
         assert await once(line) == b"x"
     assert not [message for message in caplog.messages if "refused 127.0.0.1:" not in message]
@@ -253,17 +258,17 @@ async def test_who_hangs_up_at_any_moment_leaves_nothing_open(house: House) -> N
     files = house.client()
     for number in range(20):
         context = client_context(files)
-        reader, writer = await asyncio.open_connection(*endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
+        reader, writer = await asyncio.open_connection(*parse_endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
         if number % 2:
             writer.write(PREFACE)
             await reader.read(1)
         writer.transport.abort()
-    await until(lambda: not house.door.open)
+    await until(lambda: not house.door.connections)
 
 
 async def test_a_session_is_never_resumed_past_the_look_at_its_certificate(house: House) -> None:
     context = client_context(house.client())
-    _, writer = await asyncio.open_connection(*endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
+    _, writer = await asyncio.open_connection(*parse_endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
     session = writer.get_extra_info("ssl_object").session
     writer.transport.abort()
     assert session is None or not session.has_ticket
@@ -272,25 +277,25 @@ async def test_a_session_is_never_resumed_past_the_look_at_its_certificate(house
 async def test_a_port_in_use_and_files_of_no_use_are_told(tmp_path: Path, house: House) -> None:
     files = house.server
     with pytest.raises(Conflict, match="Address already in use"):
-        Door(house.door.address, "unix:/none", files, frozenset({Role.CONTROLLER}))
+        TlsGateway(house.door.address, "unix:/none", files, frozenset({Role.CONTROLLER}))
     for address in ("127.0.0.1", "0.0.0.0:http", ":7433", "::1:7433", "127.0.0.1:70000"):
         with pytest.raises(ConfigError, match="is not ADDRESS:PORT"):
-            Door(address, "unix:/none", files, frozenset({Role.CONTROLLER}))
+            TlsGateway(address, "unix:/none", files, frozenset({Role.CONTROLLER}))
     for broken in ("authorities", "certificate", "key"):
         path = tmp_path / broken
         path.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
         changed = {name: getattr(files, name) for name in ("authorities", "certificate", "key")} | {broken: path}
         with pytest.raises(ConfigError, match=str(path)):
-            Door("127.0.0.1:0", "unix:/none", TlsFiles(**changed), frozenset({Role.CONTROLLER}))
+            TlsGateway("127.0.0.1:0", "unix:/none", TlsFiles(**changed), frozenset({Role.CONTROLLER}))
 
 
 async def test_it_listens_on_ipv6_too(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
     files = maker.files("server", maker.issue(Role.AGENT, HOST))
-    door = Door("[::1]:0", "unix:/none", files, frozenset({Role.CONTROLLER}))
-    async with door.opened() as address:
+    door = TlsGateway("[::1]:0", "unix:/none", files, frozenset({Role.CONTROLLER}))
+    async with door.serving() as address:
         assert address.startswith("[::1]:")
-        _, writer = await asyncio.open_connection(*endpoint(address), ssl=client_context(files), server_hostname=agent_name(HOST))
+        _, writer = await asyncio.open_connection(*parse_endpoint(address), ssl=client_context(files), server_hostname=agent_name(HOST))
         writer.transport.abort()
 
 
@@ -299,18 +304,18 @@ async def test_strangers_that_say_nothing_keep_nobody_else_out(house: House, cap
         for _ in range(80):
             silent = stack.enter_context(socket.socket())
             silent.bind(("127.0.0.2", 0))
-            silent.connect(endpoint(house.door.address))
+            silent.connect(parse_endpoint(house.door.address))
         await until(lambda: any("refused 127.0.0.2:" in message and "too many connections" in message for message in caplog.messages))
         async with house.line(house.client()) as line:
             assert await once(line) == b"x"
-    await until(lambda: not house.door.open)
+    await until(lambda: not house.door.connections)
 
 
 def test_an_authority_that_has_ended_is_trusted_no_more(tmp_path: Path) -> None:
     old, new = Maker.new(tmp_path / "old"), Maker.new(tmp_path / "new")
     both = old.authority.certificate_pem + new.authority.certificate_pem
     files = new.files("server", new.issue(Role.AGENT, HOST), both)
-    ends_s = min(known.not_after_unix_s for known in certificates(both))
+    ends_s = min(known.not_after_unix_s for known in parse_certificates(both))
     assert len(server_context(files, ends_s).get_ca_certs()) == 2
     with pytest.raises(ConfigError, match="every authority in it has expired"):
         server_context(files, ends_s + 60)
@@ -318,8 +323,8 @@ def test_an_authority_that_has_ended_is_trusted_no_more(tmp_path: Path) -> None:
 
 def test_a_certificate_ends_no_later_than_its_authority(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
-    late = certificates(maker.issue(Role.USER, "ann", days=3500).certificate_pem)[0]
-    assert late.not_after_unix_s == certificates(maker.authority.certificate_pem)[0].not_after_unix_s
+    late = parse_certificates(maker.issue(Role.USER, "ann", days=3500).certificate_pem)[0]
+    assert late.not_after_unix_s == parse_certificates(maker.authority.certificate_pem)[0].not_after_unix_s
 
 
 async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) -> None:
@@ -332,26 +337,26 @@ async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) 
             if content is not None:
                 path.write_bytes(content)
             with pytest.raises(ConfigError, match=str(path)):
-                channel("127.0.0.1:1", files, "x")
+                open_channel("127.0.0.1:1", files, "x")
 
 
 async def test_the_end_of_a_tunnel_is_probed_like_an_address(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
     files = maker.files("any", maker.issue(Role.CONTROLLER, "controller"))
-    assert await why_not(f"unix:{tmp_path}/none.sock", files, "x") == "nothing listens there"
+    assert await explain_connection_failure(f"unix:{tmp_path}/none.sock", files, "x") == "nothing listens there"
 
 
 def test_a_peer_that_tries_for_ever_is_told_of_once_a_minute_with_the_count() -> None:
-    told = Complaints()
-    answers = [told.worth_telling("10.0.0.5 expired", now_s) for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 200.0)]
+    told = LogThrottle()
+    answers = [told.suppressed_before("10.0.0.5 expired", now_s) for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 200.0)]
     assert answers == [0, None, None, 2, None, 1]
-    assert told.worth_telling("10.0.0.6 expired", 200.0) == 0
+    assert told.suppressed_before("10.0.0.6 expired", 200.0) == 0
 
 
 def test_what_was_complained_of_stays_bounded() -> None:
-    told = Complaints()
+    told = LogThrottle()
     for number in range(20_000):
-        told.worth_telling(f"{number}", 0.0)
+        told.suppressed_before(f"{number}", 0.0)
     assert told.count <= 4096
 
 
@@ -362,4 +367,4 @@ def test_the_context_takes_no_tls_before_13(tmp_path: Path) -> None:
 
 async def test_where_nothing_stands_in_the_way_nothing_is_told_and_at_once(house: House) -> None:
     async with asyncio.timeout(PROBE_S - 0.5):
-        assert await why_not(house.door.address, house.client(), agent_name(HOST)) == ""
+        assert await explain_connection_failure(house.door.address, house.client(), agent_name(HOST)) == ""

@@ -15,14 +15,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.pki.certificate_builder import Issued
 from fleet_protos.errors import HostUnreachable
-from fleet_transport.certificate import certificates
-from fleet_transport.revocation_list import Revocation, revoked_text
-from fleet_transport.sockets import endpoint
-from fleet_transport.tls_client import why_not
+from fleet_transport.certificate import parse_certificates
+from fleet_transport.revocation_list import Revocation, revocations_json
+from fleet_transport.sockets import parse_endpoint
+from fleet_transport.tls_client import explain_connection_failure
 from fleet_transport.tls_identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
 from tests.fakes.certificates import Maker
 
@@ -61,7 +61,7 @@ class Door:
             finally:
                 await agent.close()
             return ""
-        async with RemoteController(self.address, files) as remote:
+        async with ControllerClient(self.address, files) as remote:
             try:
                 await remote.jobs()
             except HostUnreachable as error:
@@ -75,7 +75,7 @@ class Door:
             lines = [line for line in self.log.read_text().splitlines() if "refused 127.0.0.1:" in line and reason in line]
             if lines:
                 peer = lines[-1].partition("refused ")[2].partition(": ")[0]
-                assert endpoint(peer)[1] > 0
+                assert parse_endpoint(peer)[1] > 0
                 return lines[-1]
             assert time.monotonic() < deadline_s, f"{reason!r} is not in the log:\n{self.log.read_text()}"
             time.sleep(0.02)
@@ -158,7 +158,7 @@ async def test_a_certificate_of_the_right_role_is_served(door: Door) -> None:
 
 async def test_an_expired_certificate_is_refused_with_its_day(door: Door) -> None:
     issued = door.maker.issue(door.client, "controller", days=-400)
-    ended = time.strftime("%Y-%m-%d", time.gmtime(certificates(issued.certificate_pem)[0].not_after_unix_s))
+    ended = time.strftime("%Y-%m-%d", time.gmtime(parse_certificates(issued.certificate_pem)[0].not_after_unix_s))
     await refused(door, shown(door, issued, "expired"), f"expired on {ended}", f"expired on {ended}")
 
 
@@ -189,8 +189,8 @@ async def test_a_revoked_certificate_is_refused_without_a_restart(door: Door) ->
     issued = door.maker.issue(door.client, "controller")
     files = shown(door, issued, "revoked")
     assert await door.ask(files) == ""
-    entry = Revocation(certificates(issued.certificate_pem)[0].fingerprint, door.client, "mallory", 1_760_000_000, "laptop stolen")
-    door.revoked.write_text(revoked_text([entry]))
+    entry = Revocation(parse_certificates(issued.certificate_pem)[0].fingerprint, door.client, "mallory", 1_760_000_000, "laptop stolen")
+    door.revoked.write_text(revocations_json([entry]))
     await refused(door, files, "was revoked on 2025-10-09: laptop stolen", "was revoked on 2025-10-09: laptop stolen")
 
 
@@ -218,7 +218,7 @@ def test_an_older_tls_is_refused(door: Door) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(endpoint(door.address), LIMIT_S) as connection, pytest.raises(ssl.SSLError):
+    with socket.create_connection(parse_endpoint(door.address), LIMIT_S) as connection, pytest.raises(ssl.SSLError):
         context.wrap_socket(connection)
     door.logged("it speaks only a TLS older than 1.3")
 
@@ -244,7 +244,7 @@ async def test_nothing_that_listens_and_nothing_that_answers_are_told_apart(tmp_
     files = maker.files("any", maker.issue(Role.CONTROLLER, "controller"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert await why_not(address, files, "any", 0.2) == "something listens there that does not answer"
+        assert await explain_connection_failure(address, files, "any", 0.2) == "something listens there that does not answer"
     agent = AgentClient(address, files, "any")
     with pytest.raises(HostUnreachable, match="nothing listens there"):
         await agent.describe()

@@ -22,7 +22,7 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.core.admission.spec_validation import shown
+from fleet_agent.core.admission.spec_validation import shorten_untrusted
 from fleet_protos.attachment import Trace, pack
 from fleet_protos.codec import to_proto
 from fleet_protos.trial_types import (
@@ -208,7 +208,7 @@ def test_the_id_of_a_trial_is_the_name_of_a_folder_and_nothing_else(line: Line, 
     spec = proto()
     spec.trial_id = name
     assert line.start(spec) in REFUSED
-    assert f"trial {shown(name)} of job 'job' refused" in line.log
+    assert f"trial {shorten_untrusted(name)} of job 'job' refused" in line.log
 
 
 NUMBERS = [

@@ -99,7 +99,7 @@ def test_a_killed_agent_is_started_again_and_ends_the_server_it_left(running: Ru
     output = running.finish()
     assert running.process.returncode == 0, output
     stat = read_stat(server)
-    assert stat is None or not stat.alive
+    assert stat is None or not stat.is_alive
     check_the_end(running, retried=True)
 
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from fleet_controller.pki.authority import Authority
-from fleet_transport.certificate import certificates
-from fleet_transport.sockets import endpoint
+from fleet_transport.certificate import parse_certificates
+from fleet_transport.sockets import parse_endpoint
 from tests.contract.test_doors import running
 from tests.fakes.free_port import free_port
 
@@ -90,11 +90,11 @@ def fleet(folder: Path, listen: str) -> Iterator[Fleet]:
     (etc / "agent.toml").write_text(f'host = "{HOST}"\nstate = "{folder}/agent"\nsimulated_gpus = 8\ngpus = 0\n[tls]\n{tls}')
     agent = ["fleet_agent.main", "--config", f"{etc}/agent.toml", "--listen", f"{listen}:0", "--metrics-port", str(made.agent_metrics)]
     with running(agent, folder / "agent.log") as made.agent:
-        (folder / "fleet.yaml").write_text(FLEET.format(host=HOST, port=endpoint(made.agent)[1]))
+        (folder / "fleet.yaml").write_text(FLEET.format(host=HOST, port=parse_endpoint(made.agent)[1]))
         state = folder / "state" / "controller"
         controller = ["fleet_controller.app.main", "--state", str(state), "--fleet", str(folder / "fleet.yaml"), "--listen", f"{listen}:0"]
         with running([*controller, "--metrics-port", str(made.metrics)], folder / "controller.log") as made.controller:
-            made.controller = f"127.0.0.1:{endpoint(made.controller)[1]}"
+            made.controller = f"127.0.0.1:{parse_endpoint(made.controller)[1]}"
             yield made
 
 
@@ -117,7 +117,7 @@ def listeners() -> set[tuple[str, int]]:
 
 
 def test_nothing_listens_on_a_network_without_tls(net: Fleet) -> None:
-    ports = {endpoint(net.agent)[1], endpoint(net.controller)[1]}
+    ports = {parse_endpoint(net.agent)[1], parse_endpoint(net.controller)[1]}
     found = listeners()
     assert {port for address, port in found if not address.startswith("127.")} == ports
     assert {("127.0.0.1", net.metrics), ("127.0.0.1", net.agent_metrics)} <= found
@@ -130,7 +130,7 @@ def test_nothing_listens_on_a_network_without_tls(net: Fleet) -> None:
 def test_a_user_of_another_machine_is_served_by_certificate_until_it_is_revoked(net: Fleet) -> None:
     assert net.ctl("trust", "issue", "ann", "-o", "ann").returncode == 0
     host = net.host(trust=str(net.folder / "ann"))
-    own = certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
+    own = parse_certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
     assert (host["host"], host["state"], host["certificate_expires_unix_s"]) == (HOST, "connected", own.not_after_unix_s)
     assert net.ctl("trust", "revoke", "ann", "--reason", "left us").returncode == 0
     done = net.ctl("ls", "--controller", net.controller, trust=str(net.folder / "ann"))
@@ -162,7 +162,7 @@ def test_prometheus_shows_when_certificates_end(net: Fleet) -> None:
 
 def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: Fleet) -> None:
     install(net.authority, net.folder / "etc")
-    renewed = certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
+    renewed = parse_certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
     deadline_s = time.monotonic() + LIMIT_S
     while "took the new certificate" not in (net.folder / "agent.log").read_text():
         assert time.monotonic() < deadline_s

@@ -16,12 +16,12 @@ from grpc import aio
 
 from fleet_protos import events as ev
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.protocol_version import PROTOCOL
 from fleet_protos.trial_types import Artifact, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
-from fleet_transport.sockets import bind
+from fleet_transport.sockets import bind_server
 
 CHUNK = 1000
 
@@ -63,7 +63,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.journal: list[ev.Event] = []
         self.started: list[TrialSpec] = []
         self.cancelled: list[tuple[str, int]] = []
-        self.leases: list[Lease] = []  # of each order, in turn
+        self.leases: list[ControllerEpoch] = []  # of each order, in turn
         self.released: list[str] = []
         self.described = 0
         self.acknowledged = 0
@@ -78,7 +78,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         """Listen; again after `down` with the same journal."""
         self._server = aio.server()
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self, self._server)
-        bind(self._server, self.address)
+        bind_server(self._server, self.address)
         await self._server.start()
 
     async def down(self) -> None:
@@ -118,7 +118,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             await asyncio.Event().wait()
         if self.refusals:
             await context.abort(self.refusals.pop(0), "not now")
-        self.leases.append(from_proto(Lease, request.lease))
+        self.leases.append(from_proto(ControllerEpoch, request.lease))
         spec = from_proto(TrialSpec, request.spec)
         if spec in self.started:
             return pb.StartTrialResponse(known=True)

@@ -10,7 +10,12 @@ from typing import Final
 
 import pytest
 
-from fleet_agent.load.client.native.library import FOLDER_VARIABLE, built, compiler, library
+from fleet_agent.load.client.native.library import (
+    FOLDER_VARIABLE,
+    build_library,
+    find_compiler,
+    load_library,
+)
 
 WAYS: Final = ("c", "python")
 FOLDER: Final = Path(__file__).resolve().parents[2] / ".venv" / "native"
@@ -18,7 +23,7 @@ FOLDER: Final = Path(__file__).resolve().parents[2] / ".venv" / "native"
 
 def need_compiler() -> None:
     """Skips a test that needs one, or fails in CI."""
-    if not compiler():
+    if not find_compiler():
         told = "NOT RUN: there is no C compiler here (apt-get install gcc libc6-dev)"
         assert not os.environ.get("CI"), told
         pytest.skip(told)
@@ -30,12 +35,12 @@ def reading(way: str) -> Iterator[str]:
     if way == "c":
         need_compiler()
     before = os.environ.get(FOLDER_VARIABLE)
-    os.environ[FOLDER_VARIABLE] = str(built(FOLDER).parent) if way == "c" else ""
-    library.cache_clear()
+    os.environ[FOLDER_VARIABLE] = str(build_library(FOLDER).parent) if way == "c" else ""
+    load_library.cache_clear()
     try:
         yield way
     finally:
         os.environ.pop(FOLDER_VARIABLE)
         if before is not None:
             os.environ[FOLDER_VARIABLE] = before
-        library.cache_clear()
+        load_library.cache_clear()

@@ -123,7 +123,7 @@ def over(events: list[ev.Event]) -> ev.TrialOver:
 def is_alive(pid: int) -> bool:
     """False for a zombie too: it holds nothing and waits for a parent that is not ours."""
     stat = read_stat(pid)
-    return stat is not None and stat.alive
+    return stat is not None and stat.is_alive
 
 
 def assert_server_gone(events: list[ev.Event]) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.app.bootstrap import assemble
+from fleet_agent.app.bootstrap import build_agent
 from fleet_agent.app.config import AgentConfig
 from fleet_agent.storage.journal import JournalFailed
 from fleet_agent.trials.agent import Agent
 from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos import events as ev
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict
 from fleet_protos.trial_types import (
     EngineKind,
@@ -40,7 +40,7 @@ SPEC = TrialSpec("t-b1-v1", 1, "t", "t", "v", block=1, host="here", engine=ENGIN
 
 
 async def first(agent: Agent, kind: type) -> ev.Event:
-    async for event in agent.events(0, Lease()):
+    async for event in agent.events(0, ControllerEpoch()):
         if isinstance(event.body, kind):
             return event
     raise AssertionError("the stream ended")
@@ -59,7 +59,7 @@ async def started(agent: Agent, running: asyncio.Future[None]) -> None:
 
 async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what_it_left(tmp_path: Path) -> None:
     config = AgentConfig(host="here", state=tmp_path, gpus=0, simulated_gpus=8)
-    parts, stopping = await assemble(config), asyncio.Event()
+    parts, stopping = await build_agent(config), asyncio.Event()
     await parts.server.start()
     async with asyncio.timeout(LIMIT_S):
         running = asyncio.ensure_future(parts.agent.run(stopping))
@@ -70,7 +70,7 @@ async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what
         with pytest.raises(JournalFailed, match="this agent ends, and the next one opens it anew"):
             await running
         await parts.server.stop(grace=None)
-        again = await assemble(config)
+        again = await build_agent(config)
         await again.server.start()
         running = asyncio.ensure_future(again.agent.run(stopping))
         over = await first(again.agent, ev.TrialOver)
@@ -104,7 +104,7 @@ async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
 ) -> None:
     state = tmp_path / "state"
     config = AgentConfig(host="here", state=state, gpus=0, simulated_gpus=8)
-    parts, stopping = await assemble(config), asyncio.Event()
+    parts, stopping = await build_agent(config), asyncio.Event()
     await parts.server.start()
     async with asyncio.timeout(LIMIT_S):
         running = asyncio.ensure_future(parts.agent.run(stopping))
@@ -122,7 +122,7 @@ async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
 
 
 async def test_a_stream_of_events_that_are_gone_is_refused_in_words(tmp_path: Path) -> None:
-    parts = await assemble(AgentConfig(host="here", state=tmp_path / "state", gpus=0, simulated_gpus=8))
+    parts = await build_agent(AgentConfig(host="here", state=tmp_path / "state", gpus=0, simulated_gpus=8))
     parts.journal.append(ev.TrialOver(Outcome.OK), "t", 1, cause=0, phase=Phase.OVER, time_unix_ns=1)
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(JournalFailed, match=r"events.jsonl cannot be read: No such file"):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.core.engine import Place
+from fleet_agent.core.engine import LaunchPlace
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.engines.sglang.launch.cpu_binding import cpu_list
+from fleet_agent.engines.sglang.launch.cpu_binding import format_cpu_list
 from fleet_agent.host.processes import read_stat
 from fleet_agent.server.supervisor import Supervisor
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
@@ -33,8 +33,8 @@ async def cpus_of_server(kind: EngineKind, folder: Path, asked: str) -> str:
     python.write_text(PYTHON)
     python.chmod(0o755)
     engine = EngineSpec(kind, str(folder), python=str(python), cpu_binding=asked)
-    place = Place(port=0, gpus=(), folder=folder, token=f"{folder.name}/1")
-    command = ENGINES[kind].command(TrialSpec(trial_id=folder.name, engine=engine), place)
+    place = LaunchPlace(port=0, gpus=(), folder=folder, token=f"{folder.name}/1")
+    command = ENGINES[kind].launch_command(TrialSpec(trial_id=folder.name, engine=engine), place)
     supervisor, log = Supervisor(), folder / "server.log"
     server = await supervisor.launch(command, log)
     try:
@@ -54,4 +54,4 @@ async def test_a_list_binds_the_server_to_its_cpus(kind: EngineKind, tmp_path: P
 
 @pytest.mark.parametrize("asked", ["", "none", "auto"])
 async def test_without_a_list_a_server_without_gpus_keeps_all_cpus(asked: str, tmp_path: Path) -> None:
-    assert await cpus_of_server(EngineKind.SGLANG, tmp_path, asked) == cpu_list(os.sched_getaffinity(0))
+    assert await cpus_of_server(EngineKind.SGLANG, tmp_path, asked) == format_cpu_list(os.sched_getaffinity(0))

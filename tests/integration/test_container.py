@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleet_agent.core.engine import Engine, LaunchCommand, Place
+from fleet_agent.core.engine import EngineAdapter, LaunchCommand, LaunchPlace
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.host.processes import members_of
-from fleet_agent.server.launch_setup import clear_up, prepare
+from fleet_agent.server.launch_setup import clean_up_launch, prepare_command
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import ServerProcess, Supervisor
 from fleet_agent.storage.secrets import Secrets
@@ -52,9 +52,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         (folder / "model").mkdir()
         (folder / "server").mkdir()
-        self.engine: Engine = ENGINES[EngineKind.SGLANG]
+        self.engine: EngineAdapter = ENGINES[EngineKind.SGLANG]
         self.supervisor = Supervisor()
-        self.place = Place(Ports().take(folder.name), (), folder / "server", f"{folder.name}/1")
+        self.place = LaunchPlace(Ports().allocate(folder.name), (), folder / "server", f"{folder.name}/1")
         self.log = folder / "server.log"
         engine = EngineSpec(
             EngineKind.SGLANG,
@@ -68,18 +68,18 @@ class Bench:
 
     async def launch(self) -> tuple[LaunchCommand, ServerProcess]:
         """The server, once it is ready and completed a request."""
-        command = self.engine.command(self.spec, self.place)
-        server = await self.supervisor.launch(prepare(command, SECRETS), self.log)
+        command = self.engine.launch_command(self.spec, self.place)
+        server = await self.supervisor.launch(prepare_command(command, SECRETS), self.log)
         url = self.engine.url(self.spec, self.place)
         async with asyncio.timeout(READY_S):
-            while missing := await self.engine.ready(self.spec, url):
+            while missing := await self.engine.check_ready(self.spec, url):
                 assert "nothing answers" in missing or "503" in missing, missing
                 await asyncio.wait([asyncio.ensure_future(server.wait())], timeout=0.1)
         return command, server
 
     async def stop(self, server: ServerProcess) -> ServerStopped:
         stopped = await self.supervisor.stop(server.session, self.spec.engine.stop_timeout_s)
-        return await clear_up(stopped, self.spec.engine, self.place, SECRETS)
+        return await clean_up_launch(stopped, self.spec.engine, self.place, SECRETS)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def test_the_server_has_its_environment_and_the_host_has_no_trace_of_the_s
 
 async def test_the_image_that_ran_is_proved_by_its_id(bench: Bench, podman: Podman) -> None:
     _, server = await bench.launch()
-    proved = await bench.engine.prove(bench.spec, bench.engine.url(bench.spec, bench.place), bench.log)
+    proved = await bench.engine.prove_configuration(bench.spec, bench.engine.url(bench.spec, bench.place), bench.log)
     await bench.stop(server)
     assert proved.versions["image"] == podman.say("image", "inspect", "--format", "{{.Id}}", IMAGE).strip()
 
@@ -133,7 +133,7 @@ async def test_a_container_that_only_the_runtime_knows_is_ended_by_its_label(ben
     _, server = await bench.launch()
     (id_file,) = bench.place.folder.glob("*.cid")
     id_file.write_text("")  # the agent was killed before the runtime wrote it
-    await clear_up(ServerStopped(), bench.spec.engine, bench.place, SECRETS)
+    await clean_up_launch(ServerStopped(), bench.spec.engine, bench.place, SECRETS)
     assert podman.containers() == []
     assert (await bench.supervisor.stop(server.session, 5.0)).left_over == ()
 

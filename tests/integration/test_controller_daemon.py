@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.core.controller_api import JobDetail
 from fleet_protos.errors import ConfigError, Conflict, FleetError, HostUnreachable
 from fleet_transport.sockets import listen_address
@@ -57,8 +57,8 @@ class Daemon:
         assert self.process.returncode is not None
         return self.process.returncode, told.decode()
 
-    def remote(self) -> RemoteController:
-        return RemoteController(listen_address(self.state, "controller"))
+    def remote(self) -> ControllerClient:
+        return ControllerClient(listen_address(self.state, "controller"))
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await agent.down()
 
 
-async def finished(remote: RemoteController, job_id: str) -> JobDetail:
+async def finished(remote: ControllerClient, job_id: str) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in remote.watch(job_id):
             pass

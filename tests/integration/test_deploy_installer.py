@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.deploy.agent_wheel import NAME, own_wheel
+from fleet_controller.deploy.agent_wheel import WHEEL_NAME, build_agent_wheel
 from fleet_controller.deploy.installer_session import INSTALLER, remote_source
 from fleet_controller.deploy.remote.probe import STARTER
 
@@ -85,8 +85,8 @@ def wheel(files: dict[str, bytes], record: str | None = None) -> bytes:
 
 def test_what_was_made_is_removed_with_the_folders_above_it(installer: Installer, tmp_path: Path) -> None:
     installer.folder("wheels")
-    assert installer.ask({"op": "wheel", "name": "own"}, own_wheel())["ok"]
-    assert (installer.root / "wheels/own/fleet_agent/main.py").exists(), NAME
+    assert installer.ask({"op": "wheel", "name": "own"}, build_agent_wheel())["ok"]
+    assert (installer.root / "wheels/own/fleet_agent/main.py").exists(), WHEEL_NAME
     installer.put(installer.root / "agent.toml", b"x")
     assert installer.remove() == {"ok": True, "left": [], "troubles": []}
     assert list(tmp_path.iterdir()) == []
@@ -175,7 +175,7 @@ def test_an_old_python_can_install_and_probe(python: str, tmp_path: Path) -> Non
     installer = Installer(tmp_path / "root", python)
     assert installer.begun["ok"]
     installer.folder("wheels")
-    assert installer.ask({"op": "wheel", "name": "own"}, own_wheel())["ok"]
+    assert installer.ask({"op": "wheel", "name": "own"}, build_agent_wheel())["ok"]
     asked = {"roots": [[str(tmp_path / "root"), "/var"]], "users": ["root"], "python": "", "sudo": False, "source": remote_source("probe")}
     done = subprocess.run([python, "-I", "-c", STARTER], input=json.dumps(asked) + "\n", capture_output=True, text=True, check=True)
     [found] = json.loads(done.stdout)["installed"]
@@ -247,8 +247,8 @@ def test_a_process_that_was_given_the_keepers_id_is_not_ended(tmp_path: Path) ->
 
 
 def test_our_wheel_is_the_same_each_time_and_holds_no_controller() -> None:
-    content = own_wheel()
-    assert content == own_wheel()
+    content = build_agent_wheel()
+    assert content == build_agent_wheel()
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"fleet_agent", "fleet_knowledge", "fleet_protos"}
     assert [name for name in names if name.endswith(".pyc")] == []

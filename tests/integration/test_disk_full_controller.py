@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.controller_client import ControllerClient
 from fleet_protos import events as ev
 from fleet_protos.trial_types import Artifact, Phase
 from tests.fakes.agent import FakeAgent, run_of
@@ -41,13 +41,13 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 
 
 @asynccontextmanager
-async def controller_on(disk: SmallDisk, folder: Path, agent: FakeAgent, *flags: str) -> AsyncIterator[RemoteController]:
+async def controller_on(disk: SmallDisk, folder: Path, agent: FakeAgent, *flags: str) -> AsyncIterator[ControllerClient]:
     door = f"unix:{folder}/c.sock"
     argv = ("-m", "fleet_controller.app.main", "--state", str(disk.folder), "--agent", agent.address, "--listen", door, *flags)
     process = disk.start(*argv, log=folder / "log")
     try:
         await eventually(lambda: asyncio.to_thread((folder / "log").read_text), lambda text: "listening on" in text)
-        async with RemoteController(door) as remote:
+        async with ControllerClient(door) as remote:
             yield remote
     finally:
         process.send_signal(signal.SIGTERM)

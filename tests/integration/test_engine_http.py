@@ -11,7 +11,7 @@ from fleet_agent.load.client import http_fetch
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-async def answered(answer: bytes, *, closes: bool) -> http_fetch.Answer:
+async def answered(answer: bytes, *, closes: bool) -> http_fetch.HttpAnswer:
     """What is had from a server that says that, and then closes or keeps the connection open."""
     over = asyncio.Event()
 
@@ -28,7 +28,7 @@ async def answered(answer: bytes, *, closes: bool) -> http_fetch.Answer:
     port = server.sockets[0].getsockname()[1]
     try:
         async with asyncio.timeout(20):
-            return await http_fetch.exchange(f"http://127.0.0.1:{port}/base/", "/path")
+            return await http_fetch.fetch(f"http://127.0.0.1:{port}/base/", "/path")
     finally:
         over.set()
         server.close()
@@ -45,7 +45,7 @@ async def answered(answer: bytes, *, closes: bool) -> http_fetch.Answer:
         (b"HTTP/1.1 204 No Content\r\n\r\n", (204, b"")),
     ],
 )
-async def test_an_answer_ends_where_it_says(answer: bytes, expected: http_fetch.Answer, *, closes: bool) -> None:
+async def test_an_answer_ends_where_it_says(answer: bytes, expected: http_fetch.HttpAnswer, *, closes: bool) -> None:
     assert await answered(answer, closes=closes) == expected
 
 

@@ -15,7 +15,7 @@ import pytest
 from fleet_controller.app.bootstrap import working
 from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos import events as ev
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict, Superseded
 from fleet_protos.protocol_version import PROTOCOL
 from fleet_protos.trial_types import (
@@ -52,7 +52,7 @@ class RealAgent:
 
     def client(self, epoch: int = 0, controller_id: str = "ours") -> AgentClient:
         client = AgentClient(self.address)
-        client.lease = Lease(controller_id, epoch, PROTOCOL) if epoch else Lease()
+        client.lease = ControllerEpoch(controller_id, epoch, PROTOCOL) if epoch else ControllerEpoch()
         self.clients.append(client)
         return client
 

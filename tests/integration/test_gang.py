@@ -86,7 +86,7 @@ async def bodies(fleet: Fleet, trial_id: str, attempt: int, kind: type[Any]) -> 
 async def assert_nothing_left(fleet: Fleet, trial_id: str, attempt: int) -> None:
     for launched in await bodies(fleet, trial_id, attempt, ev.ServerLaunched):
         stat = read_stat(launched.pid)
-        assert stat is None or not stat.alive
+        assert stat is None or not stat.is_alive
     assert all(not stopped.left_over for stopped in await bodies(fleet, trial_id, attempt, ev.ServerStopped))
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from fleet_agent.core.engine import LaunchCommand
-from fleet_agent.server.monitor import Guard
-from fleet_agent.server.process_watch import look
+from fleet_agent.server.monitor import ServerMonitor
+from fleet_agent.server.process_watch import scan_server_processes
 from fleet_agent.server.supervisor import ServerProcess, Supervisor
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
@@ -33,7 +33,7 @@ RANKS = ("sglang::scheduler_TP0", "sglang::scheduler_TP1", "sglang::detokenizer"
 class Watched:
     """A launcher with its children under guard."""
 
-    guard: Guard
+    guard: ServerMonitor
     server: ServerProcess
     fifo: Path
     pids: dict[str, int]
@@ -84,7 +84,7 @@ async def watched(folder: Path, *children: str, spec: EngineSpec | None = None) 
     supervisor = Supervisor()
     command = LaunchCommand((sys.executable, str(FAKE), str(fifo), *children), {"BENCHFLEET_LAUNCH": uuid.uuid4().hex}, str(folder))
     server = await supervisor.launch(command, folder / "server.log")
-    watched = Watched(Guard(server, spec or EngineSpec()), server, fifo, await read(fifo))
+    watched = Watched(ServerMonitor(server, spec or EngineSpec()), server, fifo, await read(fifo))
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watched.guard.watch(watched.told.put_nowait))
@@ -92,7 +92,7 @@ async def watched(folder: Path, *children: str, spec: EngineSpec | None = None) 
                 await watched.seen(*watched.pids.values())
                 yield watched
             finally:
-                watched.guard.dismiss()
+                watched.guard.stop_reporting()
     finally:
         stopped = await supervisor.stop(server.session, STOP_S)
         assert stopped.left_over == ()
@@ -127,7 +127,7 @@ async def test_a_helper_that_ends_is_no_death(tmp_path: Path) -> None:
 
 async def test_a_server_cannot_live_without_what_bears_its_title_and_what_its_launcher_spawned(tmp_path: Path) -> None:
     async with watched(tmp_path, "cc1plus", "spawned", *RANKS) as server:
-        members = {member.process.pid: member for member in await asyncio.to_thread(look, server.server.session)}
+        members = {member.process.pid: member for member in await asyncio.to_thread(scan_server_processes, server.server.session)}
         assert {name: members[pid].is_vital for name, pid in server.pids.items()} == {
             "cc1plus": False, "spawned": True, **dict.fromkeys(RANKS, True),
         }  # fmt: skip
@@ -146,14 +146,14 @@ async def test_a_process_that_comes_to_be_during_the_launch_is_watched_too(tmp_p
 
 async def test_ranks_are_watched_after_the_server_is_ready(tmp_path: Path) -> None:
     async with watched(tmp_path, *RANKS) as server:
-        await server.guard.ready()
+        await server.guard.finish_launch()
         os.kill(server.pids[RANKS[1]], signal.SIGKILL)
         assert (await server.death()).rank == "TP1"
 
 
 async def test_what_we_end_ourselves_is_no_death(tmp_path: Path) -> None:
     async with watched(tmp_path, *RANKS) as server:
-        server.guard.dismiss()
+        server.guard.stop_reporting()
         os.kill(server.server.pid, signal.SIGUSR2)
         assert await server.server.wait() == 7
     assert all(isinstance(body, ev.ServerProgressed) for body in _all(server.told))
@@ -165,7 +165,7 @@ async def test_only_the_first_death_is_told(tmp_path: Path) -> None:
         os.kill(server.server.pid, signal.SIGUSR2)
         died = await server.death()
         await server.server.wait()
-        await server.guard.verdict()
+        await server.guard.wait_death_reported()
     assert RANKS[1] in died.message
     assert not [body for body in _all(server.told) if isinstance(body, ev.ServerFailed)]
 
@@ -203,7 +203,7 @@ async def test_what_the_log_names_is_the_cause_and_not_the_death_that_followed(t
 
 async def test_what_other_ranks_say_of_a_rank_that_is_gone_is_not_the_cause(tmp_path: Path) -> None:
     async with watched(tmp_path, *RANKS) as server:
-        await server.guard.ready()
+        await server.guard.finish_launch()
         server.say(
             "[2026-01-05 10:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):",
             "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:26838: Connection reset by peer.",
@@ -226,7 +226,7 @@ async def test_a_launch_tells_its_phases_and_each_tenth_of_what_it_counts(tmp_pa
             assert isinstance(body, ev.ServerProgressed)
             counts.append(body)
         assert {(body.phase, body.total) for body in counts} == {("load_weight", 20)}
-        phases_s = await server.guard.ready()
+        phases_s = await server.guard.finish_launch()
         assert isinstance(phases_s, dict)
 
 

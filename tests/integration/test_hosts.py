@@ -16,7 +16,7 @@ from fleet_controller.app.bootstrap import working
 from fleet_controller.app.controller import Fleet
 from fleet_controller.cli.commands.hosts import Action
 from fleet_controller.cli.commands.hosts_drain import check, drain, undrain
-from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import JobDetail
 from fleet_controller.hosts.targets import Following, peers
@@ -294,7 +294,7 @@ async def test_an_agent_that_cannot_look_at_its_host_is_told_and_was_reached(tmp
 async def test_a_check_ends_with_what_it_found_as_exit_code(
     tmp_path: Path, agents: list[FakeAgent], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with working(tmp_path / "controller", [agent.address for agent in agents]) as here, RemoteController(here.address) as remote:
+    async with working(tmp_path / "controller", [agent.address for agent in agents]) as here, ControllerClient(here.address) as remote:
         await done(here.fleet, await here.fleet.submit(job(), "job.yaml"))
 
         async def code(action: Action, *hosts: str, reason: str = "") -> int:
@@ -302,7 +302,7 @@ async def test_a_check_ends_with_what_it_found_as_exit_code(
 
         assert await code(check) == ExitCode.DONE
         agents[0].findings = [pb.HostFinding(code="gpu_lost", severity="error", message="GPU3 is gone", hint="look")]
-        assert (await code(check), await code(check, "b")) == (ExitCode.ANSWER_IS_BAD, ExitCode.DONE)
+        assert (await code(check), await code(check, "b")) == (ExitCode.FAILED, ExitCode.DONE)
         await agents[1].down()
         capsys.readouterr()
         assert await code(check) == ExitCode.UNREACHABLE

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.host.port_owner import stranger_at
+from fleet_agent.host.port_owner import foreign_listener
 from fleet_agent.host.processes import ProcessStat, read_stat
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
-from fleet_agent.server.trial_server import Tools, TrialServer
+from fleet_agent.server.trial_server import TrialServer, TrialTools
 from fleet_protos import events as ev
 from fleet_protos.trial_types import EngineKind, EngineSpec, Simulation, TrialSpec
 from tests.fakes.simulated_server import simulated_server
@@ -49,7 +49,7 @@ def spec(ready_after_s: float = 0.0) -> TrialSpec:
 
 
 def trial_server(trial: TrialSpec, folder: Path) -> TrialServer:
-    return TrialServer(trial, Tools(Supervisor(), LoadProcess(), Ports(), ENGINES), (), folder)
+    return TrialServer(trial, TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES), (), folder)
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def launched(trial: TrialSpec, folder: Path, announce: Callable[[ev.Body],
             yield server, told
         finally:
             assert (await server.stop()).left_over == ()
-            server.forget()
+            server.release_port()
 
 
 async def test_another_server_of_the_same_model_at_the_port_is_never_taken_for_ours(tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ async def test_who_listens_at_a_port_is_seen_by_its_process(tmp_path: Path) -> N
         ours, other = read_stat(first.process.pid), read_stat(second.process.pid)
         assert isinstance(ours, ProcessStat)
         assert isinstance(other, ProcessStat)
-        assert await asyncio.to_thread(stranger_at, first.port, [ours]) == ""
-        assert (await asyncio.to_thread(stranger_at, second.port, [ours])).startswith(f"pid {other.pid} (")
-        assert await asyncio.to_thread(stranger_at, second.port, [ours, other]) == ""
-    assert await asyncio.to_thread(stranger_at, second.port, [ours]) == ""
+        assert await asyncio.to_thread(foreign_listener, first.port, [ours]) == ""
+        assert (await asyncio.to_thread(foreign_listener, second.port, [ours])).startswith(f"pid {other.pid} (")
+        assert await asyncio.to_thread(foreign_listener, second.port, [ours, other]) == ""
+    assert await asyncio.to_thread(foreign_listener, second.port, [ours]) == ""
 
 
 async def test_each_launch_of_a_trial_has_a_log_of_its_own_and_says_which_it_is(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_each_launch_of_a_trial_has_a_log_of_its_own_and_says_which_it_is(
         assert isinstance(proved, ev.ConfigurationProved)
         assert proved.witness is witness
         assert (await server.stop()).left_over == ()
-    server.forget()
+    server.release_port()
     assert [body.witness for body in announced if isinstance(body, ev.ServerLaunching)] == [True, False]
     assert (tmp_path / "witness.log").stat().st_size > 0
 

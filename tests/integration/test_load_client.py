@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from fleet_agent.load.client.http_client import Endpoint, Exchange
-from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.client.request_record import Response
-from fleet_agent.load.client.response_decoder import decode
-from fleet_agent.load.client.server_cache import flush, template_tokens
+from fleet_agent.load.client.response_decoder import decode_response
+from fleet_agent.load.client.server_cache import flush_prefix_cache, probe_template_tokens
 from fleet_agent.load.workers.shard import ShardPlan, ShardResult, run_shard
-from fleet_agent.load.workload.prompts import Draw
+from fleet_agent.load.workload.prompts import PromptDraw
 from tests.fakes import streams
 from tests.fakes.native import WAYS, reading
 from tests.fakes.scripted_server import (
@@ -44,7 +44,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def read(exchange: Exchange) -> Response:
-    return decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    return decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
 
 
 async def once(*script: bytes | str, timeout_s: float = 5) -> Response:
@@ -127,21 +127,21 @@ def test_an_address_that_is_no_url_is_refused(url: str) -> None:
 
 async def test_the_template_is_what_the_second_probe_finds_cached() -> None:
     async with scripted_server((streams.chat(["x"]),), (streams.chat(["x"], cached=13),)) as server:
-        assert await template_tokens(Target(server.url, "m"), "chat", 5) == 13
+        assert await probe_template_tokens(LoadTarget(server.url, "m"), "chat", 5) == 13
         assert len(set(server.requests)) == 2
 
 
 async def test_a_cache_that_will_not_be_flushed_is_told() -> None:
     refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno"
     async with scripted_server((refused,), (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",)) as server:
-        assert await flush(Target(server.url))
+        assert await flush_prefix_cache(LoadTarget(server.url))
         assert server.requests[0].startswith(b"POST /flush_cache ")
     async with scripted_server((refused,)) as server:
-        assert not await flush(Target(server.url), tries=5)
+        assert not await flush_prefix_cache(LoadTarget(server.url), tries=5)
 
 
 def plan(url: str, **fields: Any) -> ShardPlan:
-    values: dict[str, Any] = {"target": Target(url, "m"), "api": "chat", "draw": Draw("builtin:chat", 1, 0), "output_tokens": 9}
+    values: dict[str, Any] = {"target": LoadTarget(url, "m"), "api": "chat", "draw": PromptDraw("builtin:chat", 1, 0), "output_tokens": 9}
     return ShardPlan(**{**values, "timeout_s": 5, **fields})
 
 

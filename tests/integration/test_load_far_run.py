@@ -10,14 +10,14 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
-from fleet_agent.load.client.request_body import Target
-from fleet_agent.load.cluster.cluster_workers import FarCrew
-from fleet_agent.load.cluster.membership import Files, Part
-from fleet_agent.load.cluster.shard_actor import FarShard
+from fleet_agent.load.client.request_body import LoadTarget
+from fleet_agent.load.cluster.cluster_workers import ClusterWorkers
+from fleet_agent.load.cluster.membership import Membership, MembershipFiles
+from fleet_agent.load.cluster.shard_actor import ShardActor
 from fleet_agent.load.results.request_columns import Columns
-from fleet_agent.load.workers.local_workers import Done
-from fleet_agent.load.workers.shard import Room, ShardPlan
-from fleet_agent.load.workload.prompts import Draw
+from fleet_agent.load.workers.local_workers import ShardResults
+from fleet_agent.load.workers.shard import ShardLimits, ShardPlan
+from fleet_agent.load.workload.prompts import PromptDraw
 from tests.fakes import streams
 from tests.fakes.scripted_server import served
 
@@ -25,7 +25,7 @@ CHAT = streams.chat([" a", " b", " c"], tokens=9)
 AHEAD_NS = 10**15  # of ours is the clock of each load host
 
 
-class AheadShard(FarShard):
+class AheadShard(ShardActor):
     """A worker on a host whose clock shows another time."""
 
     def now_ns(self) -> int:
@@ -54,7 +54,7 @@ class Method:
 
 @dataclass
 class Actor:
-    shard: FarShard = field(default_factory=AheadShard)
+    shard: ShardActor = field(default_factory=AheadShard)
 
     def __getattr__(self, name: str) -> Method:
         return Method(getattr(self.shard, name))
@@ -73,12 +73,12 @@ class Threads:
         return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=Actor))
 
 
-async def run(url: str, spill: Path) -> Done:
-    crew = FarCrew(Threads(), Part("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9", hosts=("load1", "load2")), Files(spill / "cluster"))
-    await crew.get_ready()
+async def run(url: str, spill: Path) -> ShardResults:
+    crew = ClusterWorkers(Threads(), Membership("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9", hosts=("load1", "load2")), MembershipFiles(spill / "cluster"))
+    await crew.prepare_workers()
     whole = ShardPlan(
-        Target(url, "m"), "chat", Draw("builtin:chat", 1, 0), 9, requests=10, step=2, concurrency=1, users=2, timeout_s=5, limit_s=20,
-        spill_folder=str(spill / "chunks"), room=Room(chunks=0),
+        LoadTarget(url, "m"), "chat", PromptDraw("builtin:chat", 1, 0), 9, requests=10, step=2, concurrency=1, users=2, timeout_s=5, limit_s=20,
+        spill_folder=str(spill / "chunks"), limits=ShardLimits(chunks=0),
     )  # fmt: skip
     return await crew.run(1, [whole, replace(whole, first=1)])
 
@@ -88,7 +88,7 @@ async def test_a_far_run_comes_back_whole_on_our_clock_and_leaves_nothing_on_the
         before_ns = perf_counter_ns()
         done = await run(server.url, tmp_path)
         after_ns = perf_counter_ns()
-    columns = Columns.joined([result.columns for result in done.results])
+    columns = Columns.concatenate([result.columns for result in done.results])
     requests = columns.requests()
     assert [request.number for request in requests] == list(range(10))
     assert all(before_ns < request.intended_ns < request.sent_ns < request.response.first_output_ns < after_ns for request in requests)

@@ -15,7 +15,13 @@ from typing import Any, Final
 import pytest
 
 from fleet_agent.load.client import native
-from fleet_agent.load.client.native.library import END, Answer, Library, News, built
+from fleet_agent.load.client.native.library import (
+    END,
+    Library,
+    NativeAnswer,
+    StreamNews,
+    build_library,
+)
 from tests.fakes.native import FOLDER, need_compiler
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -27,7 +33,7 @@ MS: Final = 1_000_000
 
 def in_c() -> Library:
     need_compiler()
-    return Library(built(FOLDER))
+    return Library(build_library(FOLDER))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ class Flow:
         """All that were made; the streams begin anew."""
         many = 0
         for stream in self.streams:
-            answer = Answer()
+            answer = NativeAnswer()
             self._call.bf_stream_take(stream, ctypes.byref(answer))
             many += int(answer.reads)
             self._call.bf_answer_free(ctypes.byref(answer))
@@ -94,7 +100,7 @@ class Flow:
 
     def ended(self, number: int, limit_s: float) -> bool:
         """Whether its end is told in that time."""
-        until_s, told = time.monotonic() + limit_s, (News * STREAMS)()
+        until_s, told = time.monotonic() + limit_s, (StreamNews * STREAMS)()
         while time.monotonic() < until_s:
             many = self._call.bf_reader_news(self._reader, told, STREAMS)
             if any(one.key == number and one.what & END for one in told[:many]):

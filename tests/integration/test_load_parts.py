@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleet_agent.load.cluster.membership import Files, Part, Secrets
-from fleet_agent.load.cluster_roles import LoadParts
+from fleet_agent.load.cluster.membership import ClusterSecrets, Membership, MembershipFiles
+from fleet_agent.load.cluster_roles import ClusterRoles
 from fleet_controller.hosts.agent_client import AgentClient, LoadPart
 from fleet_controller.pki.load_cluster_ca import ClusterTrust
 from fleet_protos.errors import ConfigError, Conflict, Superseded
@@ -26,8 +26,8 @@ from tests.fakes.two_hosts import agent
 LEAD = "127.0.0.1:9"  # nothing listens there
 TRUST = ClusterTrust(datetime.now(UTC))
 ISSUED = TRUST.issue("load1", "127.0.0.1")
-SECRETS = Secrets(TRUST.token, TRUST.authority_pem.decode(), ISSUED.certificate_pem.decode(), ISSUED.key_pem.decode())
-PART = Part("trial", 2, "load1", "127.0.0.1", LEAD, cores=1, hold_limit_s=600)
+SECRETS = ClusterSecrets(TRUST.token, TRUST.authority_pem.decode(), ISSUED.certificate_pem.decode(), ISSUED.key_pem.decode())
+PART = Membership("trial", 2, "load1", "127.0.0.1", LEAD, cores=1, hold_limit_s=600)
 PARENT = """
 import asyncio, sys
 from pathlib import Path
@@ -43,9 +43,9 @@ asyncio.run(main())
 
 
 @pytest.fixture
-async def parts(tmp_path: Path) -> AsyncIterator[LoadParts]:
-    made = LoadParts(tmp_path)
-    await made.begin()
+async def parts(tmp_path: Path) -> AsyncIterator[ClusterRoles]:
+    made = ClusterRoles(tmp_path)
+    await made.end_leftovers()
     yield made
     await made.stop()
 
@@ -70,14 +70,14 @@ async def gone(folder: Path) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_part_is_taken_once_however_often_it_is_told(parts: LoadParts, tmp_path: Path) -> None:
+async def test_a_part_is_taken_once_however_often_it_is_told(parts: ClusterRoles, tmp_path: Path) -> None:
     assert await parts.join(PART, SECRETS) == (False, LEAD)
     [first] = nodes(tmp_path)
     assert await parts.join(PART, SECRETS) == (True, LEAD)
     assert nodes(tmp_path) == [first]
 
 
-async def test_a_newer_attempt_takes_the_place_of_an_older_one_which_is_refused_from_then_on(parts: LoadParts, tmp_path: Path) -> None:
+async def test_a_newer_attempt_takes_the_place_of_an_older_one_which_is_refused_from_then_on(parts: ClusterRoles, tmp_path: Path) -> None:
     await parts.join(PART, SECRETS)
     [older] = nodes(tmp_path)
     await parts.join(replace(PART, attempt=3), SECRETS)
@@ -85,10 +85,10 @@ async def test_a_newer_attempt_takes_the_place_of_an_older_one_which_is_refused_
     assert newer != older
     with pytest.raises(Superseded, match="attempt 3"):
         await parts.join(PART, SECRETS)
-    assert Files(tmp_path / "load-host" / "cluster").read().attempt == 3
+    assert MembershipFiles(tmp_path / "load-host" / "cluster").read().attempt == 3
 
 
-async def test_leaving_ends_the_process_and_forgets_the_secrets(parts: LoadParts, tmp_path: Path) -> None:
+async def test_leaving_ends_the_process_and_forgets_the_secrets(parts: ClusterRoles, tmp_path: Path) -> None:
     await parts.join(PART, SECRETS)
     assert not await parts.leave("trial", 1)
     assert await parts.leave("trial", 2)
@@ -97,7 +97,7 @@ async def test_leaving_ends_the_process_and_forgets_the_secrets(parts: LoadParts
     assert not (tmp_path / "load-host" / "cluster").exists()
 
 
-async def test_a_killed_part_is_cleared_away_and_may_be_taken_again(parts: LoadParts, tmp_path: Path) -> None:
+async def test_a_killed_part_is_cleared_away_and_may_be_taken_again(parts: ClusterRoles, tmp_path: Path) -> None:
     await parts.join(PART, SECRETS)
     nodes(tmp_path)[0].kill()
     async with asyncio.timeout(10):
@@ -107,7 +107,7 @@ async def test_a_killed_part_is_cleared_away_and_may_be_taken_again(parts: LoadP
     assert len(nodes(tmp_path)) == 1
 
 
-async def test_a_part_ends_at_its_limit_whatever_became_of_lead_and_controller(parts: LoadParts, tmp_path: Path) -> None:
+async def test_a_part_ends_at_its_limit_whatever_became_of_lead_and_controller(parts: ClusterRoles, tmp_path: Path) -> None:
     await parts.join(replace(PART, hold_limit_s=0.5), SECRETS)
     await gone(tmp_path)
 
@@ -120,7 +120,7 @@ async def test_a_part_ends_with_its_agent_killed_by_sigkill_and_the_next_agent_f
     await parent.wait()
     await gone(tmp_path)
     assert (tmp_path / "load-host" / "cluster").exists()
-    await LoadParts(tmp_path).begin()
+    await ClusterRoles(tmp_path).end_leftovers()
     assert not (tmp_path / "load-host" / "cluster").exists()
 
 
@@ -132,28 +132,28 @@ async def test_a_part_ends_with_its_agent_killed_by_sigkill_and_the_next_agent_f
         (replace(PART, cores=4096), "4096 shards"),
     ],
 )
-async def test_a_part_that_this_host_cannot_take_is_refused(parts: LoadParts, tmp_path: Path, part: Part, told: str) -> None:
+async def test_a_part_that_this_host_cannot_take_is_refused(parts: ClusterRoles, tmp_path: Path, part: Membership, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         await parts.join(part, SECRETS)
     assert nodes(tmp_path) == []
 
 
-async def test_a_host_leads_what_it_was_told_to_lead_and_one_at_a_time(parts: LoadParts, tmp_path: Path) -> None:
+async def test_a_host_leads_what_it_was_told_to_lead_and_one_at_a_time(parts: ClusterRoles, tmp_path: Path) -> None:
     spec = TrialSpec(trial_id="trial", attempt=2, load=LoadPlan(("load1", "load2"), 4))
     with pytest.raises(Conflict, match="was not told to lead"):
-        parts.lead(spec)
+        parts.start_lead(spec)
     known, address = await parts.join(replace(PART, lead_address="", cores=0), SECRETS)
     assert not known and address.startswith("127.0.0.1:")
     assert await parts.join(replace(PART, lead_address="", cores=0), SECRETS) == (True, address)
-    parts.lead(spec)
-    written = Files(tmp_path / "load-lead" / "cluster").read()
+    parts.start_lead(spec)
+    written = MembershipFiles(tmp_path / "load-lead" / "cluster").read()
     assert (written.hosts, written.shards, written.lead_address) == (("load1", "load2"), 4, address)
     await parts.join(replace(PART, trial_id="other", lead_address=""), SECRETS)
     with pytest.raises(Conflict, match="leads the load of trial trial"):
-        parts.lead(replace(spec, trial_id="other"))
-    parts.ended(("trial", 2))
+        parts.start_lead(replace(spec, trial_id="other"))
+    parts.release_lead(("trial", 2))
     assert not (tmp_path / "load-lead" / "cluster").exists()
-    parts.lead(replace(spec, trial_id="other"))
+    parts.start_lead(replace(spec, trial_id="other"))
 
 
 async def test_an_agent_takes_and_leaves_a_part_over_its_socket(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.results.request_columns import Columns
-from fleet_agent.load.results.run_summary import Conditions, Summary, summarise
+from fleet_agent.load.results.run_summary import RunConditions, RunSummary, summarise
 from fleet_agent.load.workers.shard import run_shard
-from fleet_agent.load.workload.request_plan import Asks
+from fleet_agent.load.workload.request_plan import RequestPlan
 from fleet_agent.load.workload.synthetic_text import WORDS_PER_TOKEN
 from fleet_protos.attachment import Prompts, Trace, pack
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Stage, Workload
@@ -28,19 +28,19 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-def measured(server: Running, workload: Workload, run_index: int = 0, **files: str) -> tuple[Columns, Summary, Asks]:
+def measured(server: Running, workload: Workload, run_index: int = 0, **files: str) -> tuple[Columns, RunSummary, RequestPlan]:
     request = LoadRequest(server.url, workload, run_index=run_index, model="demo/model", time_scale=SCALE, files=files)
-    [plan] = plan_shards(request, Target(server.url, "demo/model"), warm=False, shares=lambda users: 1)
+    [plan] = plan_shards(request, LoadTarget(server.url, "demo/model"), warm=False, shard_count=lambda users: 1)
     columns = run_shard(plan).columns
-    assert plan.asks is not None
-    planned = plan.asks.planned_share(columns.rows)
-    return columns, summarise(columns, Conditions(workload, SCALE, 0, planned_cached_ratio=planned)), plan.asks
+    assert plan.request_plan is not None
+    planned = plan.request_plan.planned_cached_share(columns.rows)
+    return columns, summarise(columns, RunConditions(workload, SCALE, 0, planned_cached_ratio=planned)), plan.request_plan
 
 
 def test_each_answer_is_as_long_as_its_own_length(simulated: Running) -> None:
     workload = Workload("w", concurrency=4, requests=24, prompts="builtin:chat", output=Lengths("uniform", 3, 40), api="chat")
     columns, summary, asks = measured(simulated, workload)
-    lengths = [asks.length(number) for number in range(24)]
+    lengths = [asks.output_length(number) for number in range(24)]
     assert [request.response.completion_tokens for request in columns.requests()] == lengths
     assert (summary.requests_ok, summary.facts["off_length"], len(set(lengths)) > 5) == (24, 0, True)
 
@@ -89,7 +89,7 @@ def test_random_prompts_have_their_lengths_exactly(simulated: Running) -> None:
     lengths = Lengths("uniform", 10, 90)
     workload = Workload("w", concurrency=2, requests=8, prompts="random:ids", input=lengths, output_tokens=5, api="generate")
     columns, _, asks = measured(simulated, workload)
-    assert [request.response.prompt_tokens for request in columns.requests()] == [len(asks.ask(number).prompt) for number in range(8)]
+    assert [request.response.prompt_tokens for request in columns.requests()] == [len(asks.planned_request(number).prompt) for number in range(8)]
 
 
 def test_a_run_whose_file_did_not_come_is_refused(simulated: Running) -> None:
@@ -103,7 +103,7 @@ GROUPS = Workload("w", concurrency=1, requests=12, prompts="builtin:chat", outpu
 def test_what_groups_share_is_found_in_the_cache_and_no_more(simulated: Running) -> None:
     _, summary, asks = measured(simulated, replace(GROUPS, cache="flush"), run_index=1)
     found, planned = summary.facts["cached_token_ratio"], summary.facts["planned_cached_ratio"]
-    assert planned == asks.planned_share(12)
+    assert planned == asks.planned_cached_share(12)
     assert planned > 0.6
     assert found == pytest.approx(planned, abs=0.05)
 
@@ -124,7 +124,7 @@ def test_each_kind_of_a_mixture_is_answered_at_its_own_length(simulated: Running
     mix = (Part(2, "builtin:chat", 4), Part(1, "builtin:code", output=Lengths("uniform", 10, 20)))
     columns, summary, asks = measured(simulated, Workload("w", concurrency=4, requests=40, mix=mix, api="chat"))
     lengths = [request.response.completion_tokens for request in columns.requests()]
-    assert lengths == [asks.length(number) for number in range(40)]
+    assert lengths == [asks.output_length(number) for number in range(40)]
     assert 15 < sum(length == 4 for length in lengths) < 38
     assert summary.facts["off_length"] == 0
 
@@ -153,6 +153,6 @@ def test_a_turn_finds_its_session_in_the_cache_and_no_other(simulated: Running) 
 
 def test_sessions_are_dealt_out_whole_and_each_once() -> None:
     request = LoadRequest("http://h", CHATS)
-    plans = plan_shards(request, Target("http://h"), warm=False, shares=lambda users: 2)
+    plans = plan_shards(request, LoadTarget("http://h"), warm=False, shard_count=lambda users: 2)
     assert [list(plan.numbers) for plan in plans] == [[0, 6], [3, 9]]
     assert sum(plan.concurrency for plan in plans) == 2

@@ -21,7 +21,7 @@ import pytest_asyncio
 from fleet_agent.core.gates import RunFacts
 from fleet_agent.load.load_process import LoadProcess, driver_env
 from fleet_agent.load.messages import LoadRequest
-from fleet_protos.errors import LoadFailed
+from fleet_protos.errors import LoadError
 from fleet_protos.trial_types import Workload
 from tests.fakes import streams
 from tests.fakes.scripted_server import SILENCE, served
@@ -169,7 +169,7 @@ async def test_other_users_of_the_machine_cannot_reach_rays_sockets(load: LoadPr
 
 
 async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:
-    with pytest.raises(LoadFailed, match="prompts 'builtin:cat' are unknown; one of builtin:chat"):
+    with pytest.raises(LoadError, match="prompts 'builtin:cat' are unknown; one of builtin:chat"):
         await load.run(asked(simulated, workload=replace(SINGLE, prompts="builtin:cat")))
     assert (await load.run(asked(simulated))).requests_ok == 4
 
@@ -186,7 +186,7 @@ async def test_a_killed_task_is_told_within_seconds_and_the_next_run_works(load:
         await until(lambda: len(server.requests) == 3)
         named(load, "ray::run_shard").kill()
         async with asyncio.timeout(10):
-            with pytest.raises(LoadFailed, match="load task died"):
+            with pytest.raises(LoadError, match="load task died"):
                 await run
     assert (await load.run(asked(simulated))).requests_ok == 4
 
@@ -197,7 +197,7 @@ async def test_a_cancelled_run_ends_at_once_and_the_next_one_works(load: LoadPro
         await until(lambda: len(server.requests) == 3)
         await load.cancel()
         async with asyncio.timeout(5):
-            with pytest.raises(LoadFailed, match="cancelled"):
+            with pytest.raises(LoadError, match="cancelled"):
                 await run
     assert (await load.run(asked(simulated))).requests_ok == 4
 
@@ -209,7 +209,7 @@ async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leave
         await until(lambda: len(server.requests) == 3)
         named(load, "raylet").kill()
         async with asyncio.timeout(10):
-            with pytest.raises(LoadFailed, match="Ray's raylet ended"):
+            with pytest.raises(LoadError, match="Ray's raylet ended"):
                 await run
     assert (await load.run(asked(simulated))).requests_ok == 4
     recorded = load.recorded

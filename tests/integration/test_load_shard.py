@@ -11,25 +11,25 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.driver import Driver
 from fleet_agent.load.messages import RUN, LoadRequest
-from fleet_agent.load.workers.local_workers import Done
-from fleet_agent.load.workers.shard import Room, ShardPlan, run_shard
-from fleet_agent.load.workload.prompts import Draw
-from fleet_agent.load.workload.request_plan import asks_of
-from fleet_protos.errors import LoadFailed
+from fleet_agent.load.workers.local_workers import ShardResults
+from fleet_agent.load.workers.shard import ShardLimits, ShardPlan, run_shard
+from fleet_agent.load.workload.prompts import PromptDraw
+from fleet_agent.load.workload.request_plan import build_request_plan
+from fleet_protos.errors import LoadError
 from fleet_protos.trial_types import Workload
 from tests.fakes import streams
 from tests.fakes.scripted_server import served
 
 CHAT = streams.chat([" a", " b", " c"], tokens=9)
-DRAW = Draw("builtin:chat", 1, 0)
-NO_ROOM = Room(prepared=1, raw_bytes=0, chunks=0)
+DRAW = PromptDraw("builtin:chat", 1, 0)
+NO_ROOM = ShardLimits(prepared=1, raw_bytes=0, chunks=0)
 
 
 def plan(url: str, **fields: object) -> ShardPlan:
-    values: dict[str, object] = {"target": Target(url, "m"), "api": "chat", "draw": DRAW, "output_tokens": 9, "timeout_s": 5}
+    values: dict[str, object] = {"target": LoadTarget(url, "m"), "api": "chat", "draw": DRAW, "output_tokens": 9, "timeout_s": 5}
     return ShardPlan(**{**values, **fields})  # type: ignore[arg-type]
 
 
@@ -40,8 +40,8 @@ def test_a_shard_without_room_measures_the_same_and_leaves_chunks_in_its_file(tm
     requests = result.columns.requests()
     assert result.columns.spilled
     assert [path.name for path in (tmp_path / "chunks").iterdir()] == ["0.chunks"]
-    asks = asks_of(Workload(prompts="builtin:chat", output_tokens=9), DRAW)
-    assert [request.prompt_digest for request in requests] == [asks.ask(number).digest for number in range(20)]
+    asks = build_request_plan(Workload(prompts="builtin:chat", output_tokens=9), DRAW)
+    assert [request.prompt_digest for request in requests] == [asks.planned_request(number).digest for number in range(20)]
     assert {(request.response.completion_tokens, request.asked_tokens) for request in requests} == {(9, 9)}
     assert {len(request.response.chunk_ns) for request in requests} == {3}
 
@@ -70,20 +70,20 @@ class OwnThread:
 
     fails: bool = False
 
-    async def get_ready(self) -> None: ...
+    async def prepare_workers(self) -> None: ...
 
-    def shares(self, users: int) -> int:
+    def shard_count(self, users: int) -> int:
         return 2 if users > 1 else 1
 
-    async def reach(self, target: Target) -> Target:
+    async def make_reachable(self, target: LoadTarget) -> LoadTarget:
         return target
 
-    async def run(self, number: int, plans: Sequence[ShardPlan]) -> Done:
-        results = [await asyncio.to_thread(run_shard, replace(plan, room=NO_ROOM)) for plan in plans]
+    async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
+        results = [await asyncio.to_thread(run_shard, replace(plan, limits=NO_ROOM)) for plan in plans]
         assert all(result.columns.spilled for result in results)
         if self.fails:
-            raise LoadFailed("a shard died")
-        return Done(results)
+            raise LoadError("a shard died")
+        return ShardResults(results)
 
     def cancel(self, number: int) -> None: ...
 
@@ -105,6 +105,6 @@ async def test_a_run_that_was_too_large_for_memory_is_reported_and_recorded_and_
 
 
 async def test_a_run_that_fails_leaves_no_chunks_behind(tmp_path: Path) -> None:
-    with served((CHAT,)) as server, pytest.raises(LoadFailed, match="a shard died"):
+    with served((CHAT,)) as server, pytest.raises(LoadError, match="a shard died"):
         await Driver(None, OwnThread(fails=True), -1, "", tmp_path / "load").measure(7, RUN, asked(server.url, tmp_path / "x"))
     assert list((tmp_path / "load").iterdir()) == []

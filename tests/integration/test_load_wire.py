@@ -19,15 +19,15 @@ import pytest
 import uvloop
 
 from fleet_agent.load.client import http_client
-from fleet_agent.load.client.http_client import Connection, Endpoint, Exchange
-from fleet_agent.load.client.native.library import library
-from fleet_agent.load.client.native_reader import new_wire
-from fleet_agent.load.client.request_body import Target
-from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
+from fleet_agent.load.client.native.library import load_library
+from fleet_agent.load.client.native_reader import new_socket_reader
+from fleet_agent.load.client.request_body import LoadTarget
+from fleet_agent.load.client.response_decoder import decode_response
 from fleet_agent.load.client.socket_reader import arrival_ns
-from fleet_agent.load.workers.shard import Room, ShardPlan, run_shard
-from fleet_agent.load.workload.prompts import Draw
-from fleet_agent.load.workload.request_plan import Ask, Asks
+from fleet_agent.load.workers.shard import ShardLimits, ShardPlan, run_shard
+from fleet_agent.load.workload.prompts import PromptDraw
+from fleet_agent.load.workload.request_plan import PlannedRequest, RequestPlan
 from fleet_controller.pki.certificate_builder import Subject, make_certificate
 from fleet_transport.tls_identity import Role
 from tests.fakes import streams
@@ -57,14 +57,14 @@ def hold_up(seconds: float) -> None:
 @asynccontextmanager
 async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asyncio.Task[Exchange]]]]:
     """So many connections over loopback, each with a request in flight whose answer has begun: the server's ends, and what will come."""
-    wire, pairs, connections = new_wire(), [], []
+    wire, pairs, connections = new_socket_reader(), [], []
     async with asyncio.TaskGroup() as group:
         with socket.create_server(("127.0.0.1", 0)) as server:
             for _ in range(count):
                 link = socket.create_connection(server.getsockname())
                 link.setblocking(False)
                 far, _ = server.accept()
-                connections.append(Connection(wire, link, None))
+                connections.append(LoadConnection(wire, link, None))
                 pairs.append((far, group.create_task(connections[-1].exchange(REQUEST, 5))))
         await asyncio.sleep(0.05)  # the kernel begins to stamp a moment after the first socket asks it to
         for far, _ in pairs:
@@ -92,7 +92,7 @@ async def test_the_time_of_a_read_is_that_of_its_arrival_and_not_that_of_the_loo
 
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_a_wall_clock_that_is_set_moves_no_time(hours: int) -> None:
-    found = library()
+    found = load_library()
     arrived_ns = arrival_ns if found is None else found.call.bf_arrival_ns
     apart_ns, at_ns = 1_800_000_000 * 10**9, 5000 * 10**9
     for late_ns, expected_ns in ((700, at_ns - 700), (2000, at_ns), (-1, at_ns), (hours * 3600 * 10**9, at_ns)):
@@ -154,7 +154,7 @@ async def over_tls(server: ssl.SSLContext, trusted: ssl.SSLContext, parts: list[
 
 async def test_an_answer_over_tls_reads_like_any_other(tmp_path: Path) -> None:
     exchange = await over_tls(*secured(tmp_path, "localhost"), [CHAT[:100], CHAT[100:160], CHAT[160:]])
-    response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
     assert (response.error_kind, response.completion_tokens, len(response.chunk_ns)) == ("", 9, 3)
 
 
@@ -170,7 +170,7 @@ async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(monkeypatch: p
         endpoint = Endpoint(server.url)
         exchange = await endpoint.exchange(REQUEST, 30)
         endpoint.close()
-    response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
     assert (response.error_kind, response.error_detail) == ("malformed", "no end after 1 MiB")
     assert len(exchange.reads.data) < 2 << 20
 
@@ -203,7 +203,7 @@ async def test_a_connection_on_which_a_request_is_still_being_sent_takes_no_othe
             await asyncio.to_thread(far.recv, 1)
             far.send(refused)
         far.close()
-        assert decode(exchange.result().reads, closed=False).status == 413
+        assert decode_response(exchange.result().reads, closed=False).status == 413
         assert endpoint.idle == 0
         endpoint.close()
 
@@ -256,7 +256,7 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
             endpoint = Endpoint(server.url)
             exchanges = [await endpoint.exchange(REQUEST, 5) for _ in range(2)]
             endpoint.close()
-        return [decode(one.reads, closed=one.closed, failure=one.failure).error_kind for one in exchanges]
+        return [decode_response(one.reads, closed=one.closed, failure=one.failure).error_kind for one in exchanges]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(two()) == ["", ""]
@@ -265,15 +265,15 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
 @pytest.mark.parametrize("odd", [ValueError("no such prompt"), MemoryError()])
 def test_a_run_that_ends_in_an_error_leaves_no_thread_behind(odd: Exception) -> None:
     class Broken:
-        def ask(self, number: int, said: object = ()) -> Ask:
+        def ask(self, number: int, said: object = ()) -> PlannedRequest:
             if number > 0:
                 raise odd
-            return Ask("a prompt", "0" * 16, 9)
+            return PlannedRequest("a prompt", "0" * 16, 9)
 
     with served((CHAT,)) as server:
         plan = ShardPlan(
-            Target(server.url, "m"), "chat", Draw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, asks=cast(Asks, Broken()),
-            room=Room(prepared=1),
+            LoadTarget(server.url, "m"), "chat", PromptDraw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, request_plan=cast(RequestPlan, Broken()),
+            limits=ShardLimits(prepared=1),
         )  # fmt: skip
         with pytest.raises(BaseExceptionGroup):
             run_shard(plan)
@@ -281,12 +281,12 @@ def test_a_run_that_ends_in_an_error_leaves_no_thread_behind(odd: Exception) -> 
 
 
 def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Connection) -> None:
+    def broken(_: LoadConnection) -> None:
         raise ValueError("nobody looks")
 
-    monkeypatch.setattr(Connection, "look", broken)
+    monkeypatch.setattr(LoadConnection, "look", broken)
     with served((CHAT,)) as server:
-        plan = ShardPlan(Target(server.url, "m"), "chat", Draw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, timeout_s=60)
+        plan = ShardPlan(LoadTarget(server.url, "m"), "chat", PromptDraw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, timeout_s=60)
         began = time.monotonic()
         with pytest.raises(ValueError, match="nobody looks"):
             run_shard(plan)

@@ -16,9 +16,9 @@ from typing import Final
 import pytest
 
 from fleet_agent.load.client import native
-from fleet_agent.load.client.http_client import Connection, Endpoint, Exchange
-from fleet_agent.load.client.native.library import FOLDER_VARIABLE, library
-from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
+from fleet_agent.load.client.native.library import FOLDER_VARIABLE, load_library
+from fleet_agent.load.client.response_decoder import decode_response
 from tests.fakes import streams
 from tests.fakes.native import WAYS, need_compiler, reading
 from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, served
@@ -71,7 +71,7 @@ def wrong_with(sent: Script, exchange: Exchange) -> str:
     """
     content = b"".join(part for part in sent if isinstance(part, bytes))
     answer = content.removesuffix(BEHIND)
-    response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
     reads = exchange.reads
     times = [exchange.sent_ns, *reads.times_ns]
     checks = {
@@ -95,7 +95,7 @@ async def user(dice: random.Random) -> list[str]:
     with served(*scripts) as server:
         endpoint = Endpoint(server.url)
 
-        def flying(connection: Connection) -> None:
+        def flying(connection: LoadConnection) -> None:
             if dice.random() < 0.1:
                 asyncio.get_running_loop().call_later(dice.random() / 20, connection.cancel)
 
@@ -144,7 +144,7 @@ def test_the_reader_and_the_loop_may_do_anything_at_the_same_time(kind: str, tmp
 
 def main() -> None:
     found = [told for seed in map(int, sys.argv[1:]) for told in asyncio.run(users(seed))]
-    way = "python" if library() is None else "c"
+    way = "python" if load_library() is None else "c"
     print(f"{way}: {len(sys.argv) - 1} seeds, {found or 'nothing wrong'}")
 
 

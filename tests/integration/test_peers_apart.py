@@ -16,8 +16,8 @@ from grpc import aio
 from fleet_controller.app.bootstrap import working
 from fleet_controller.app.controller import Fleet
 from fleet_controller.app.service import ControllerService
-from fleet_controller.cli.commands.up import contact_lines
-from fleet_controller.cli.controller_client import RemoteController
+from fleet_controller.cli.commands.up import connected_hosts_lines
+from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.core.compatibility import clock_remark, not_understood
 from fleet_controller.core.controller_api import HostStatus, JobDetail
 from fleet_controller.core.inventory import FleetHost
@@ -27,7 +27,7 @@ from fleet_protos.errors import ConfigError, ErrorKind
 from fleet_protos.protocol_version import PROTOCOL
 from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2_grpc
-from fleet_transport.sockets import bind
+from fleet_transport.sockets import bind_server
 from tests.fakes.agent import FakeAgent, run_of
 from tests.fakes.looks import eventually
 
@@ -118,7 +118,7 @@ async def test_a_host_of_another_controller_is_never_told_to_be_connected(tmp_pa
         await here.fleet.expect_agents()
         (status,) = await here.fleet.hosts()
         assert (status.state, "belongs to controller a01e — end that one first" in status.message) == ("unreachable", True)
-        lines = contact_lines(await here.fleet.hosts(), "fleet.yaml")
+        lines = connected_hosts_lines(await here.fleet.hosts(), "fleet.yaml")
         assert lines[0] == "fleet.yaml: 0 of 1 hosts connected"
         assert "end that one first" in lines[1]
         agent.obeys_another = False
@@ -210,10 +210,10 @@ class Breaking(ControllerService):
 async def test_a_submit_whose_answer_is_lost_makes_one_job(fleet: Fleet, tmp_path: Path) -> None:
     server = aio.server()
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(Breaking(fleet, 2), server)
-    address = bind(server, f"unix:{tmp_path}/breaking.sock")
+    address = bind_server(server, f"unix:{tmp_path}/breaking.sock")
     await server.start()
     try:
-        async with RemoteController(address) as remote:
+        async with ControllerClient(address) as remote:
             job_id = await remote.submit(JOB, "job.yaml")
             assert [job.job_id for job in await fleet.jobs()] == [job_id]
             again = await remote.submit(JOB, "job.yaml")

@@ -14,26 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.load.client.request_body import Target
-from fleet_agent.load.cluster.membership import Files, Part, Secrets
-from fleet_agent.load.cluster.relay_launcher import Relays
+from fleet_agent.load.client.request_body import LoadTarget
+from fleet_agent.load.cluster.membership import ClusterSecrets, Membership, MembershipFiles
+from fleet_agent.load.cluster.relay_launcher import RelayLauncher
 from fleet_controller.pki.load_cluster_ca import ClusterTrust
-from fleet_protos.errors import LoadFailed
+from fleet_protos.errors import LoadError
 
 LIMIT_S = 20.0
-PART = Part("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9")
+PART = Membership("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9")
 
 
-def cluster(folder: Path) -> Files:
+def cluster(folder: Path) -> MembershipFiles:
     """The files of one host of a cluster of its own."""
     trust = ClusterTrust(datetime.now(UTC))
     issued = trust.issue("lead", "127.0.0.1")
-    files = Files(folder)
-    files.write(PART, Secrets(trust.token, trust.authority_pem.decode(), issued.certificate_pem.decode(), issued.key_pem.decode()))
+    files = MembershipFiles(folder)
+    files.write(PART, ClusterSecrets(trust.token, trust.authority_pem.decode(), issued.certificate_pem.decode(), issued.key_pem.decode()))
     return files
 
 
-def client(files: Files, shows: Files | None) -> ssl.SSLContext:
+def client(files: MembershipFiles, shows: MembershipFiles | None) -> ssl.SSLContext:
     """Trusts the cluster of `files`, and shows the certificate of `shows`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(files.authority)
@@ -59,10 +59,10 @@ async def served(answer: bytes = b"", closes: bool = False) -> AsyncIterator[int
 
 
 @asynccontextmanager
-async def relayed(files: Files, port: int) -> AsyncIterator[tuple[Relays, int]]:
+async def relayed(files: MembershipFiles, port: int) -> AsyncIterator[tuple[RelayLauncher, int]]:
     """Relays with one that runs, and its port."""
-    relays = Relays("127.0.0.1", files)
-    reached = await relays.reach(Target(f"http://127.0.0.1:{port}"))
+    relays = RelayLauncher("127.0.0.1", files)
+    reached = await relays.make_reachable(LoadTarget(f"http://127.0.0.1:{port}"))
     assert reached.in_cluster and reached.url.startswith("https://127.0.0.1:")
     try:
         yield relays, int(reached.url.rpartition(":")[2])
@@ -121,8 +121,8 @@ async def test_the_relay_tells_how_late_it_woke_since_it_was_last_asked(tmp_path
 async def test_one_server_has_one_relay_and_another_server_another(tmp_path: Path) -> None:
     files = cluster(tmp_path / "c")
     async with served(b"one") as one, served(b"two") as two, relayed(files, one) as (relays, relay):
-        assert (await relays.reach(Target(f"http://127.0.0.1:{one}"))).url.endswith(f":{relay}")
-        other = await relays.reach(Target(f"http://localhost:{two}/base"))
+        assert (await relays.make_reachable(LoadTarget(f"http://127.0.0.1:{one}"))).url.endswith(f":{relay}")
+        other = await relays.make_reachable(LoadTarget(f"http://localhost:{two}/base"))
         assert other.url.endswith("/base")
         assert await asked(int(other.url.split(":")[2].split("/")[0]), client(files, files), b"go\n") == b"two"
         with pytest.raises(OSError):
@@ -130,15 +130,15 @@ async def test_one_server_has_one_relay_and_another_server_another(tmp_path: Pat
 
 
 async def test_a_server_elsewhere_is_reached_as_it_is(tmp_path: Path) -> None:
-    target = Target("https://server.example:8000")
-    assert await Relays("127.0.0.1", Files(tmp_path)).reach(target) == target
+    target = LoadTarget("https://server.example:8000")
+    assert await RelayLauncher("127.0.0.1", MembershipFiles(tmp_path)).make_reachable(target) == target
 
 
 async def test_a_relay_that_cannot_start_is_a_load_that_failed(tmp_path: Path) -> None:
     files = cluster(tmp_path / "c")
     files.key.unlink()
-    with pytest.raises(LoadFailed, match="exit code"):
-        await Relays("127.0.0.1", files).reach(Target("http://127.0.0.1:9"))
+    with pytest.raises(LoadError, match="exit code"):
+        await RelayLauncher("127.0.0.1", files).make_reachable(LoadTarget("http://127.0.0.1:9"))
 
 
 async def test_a_relay_ends_with_who_started_it(tmp_path: Path) -> None:

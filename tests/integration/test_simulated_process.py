@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fleet_simulator.time_model import Configuration, Speculation, stream_tok_s
+from fleet_simulator.time_model import Speculation, TimingConfiguration, stream_tok_s
 from tests.contract.http_client import Client
 from tests.fakes.simulated_server import (
     START_LIMIT_S,
@@ -57,13 +57,13 @@ def test_a_stream_over_http_is_as_fast_as_the_model(tmp_path: Path, steps: int, 
     speculation = Speculation("EAGLE3", steps, 1, steps + 1) if steps else None
     args = [*TP8, *(speculative(steps) if steps else [])]
     with simulated_server(tmp_path, *args, knobs={"time_scale": SCALE}, env=env) as running:
-        assert model_tok_s(running, 5) == pytest.approx(stream_tok_s(Configuration(8, env, speculation)), rel=0.04)
+        assert model_tok_s(running, 5) == pytest.approx(stream_tok_s(TimingConfiguration(8, env, speculation)), rel=0.04)
 
 
 def test_a_lost_variable_is_slow_and_missing_from_the_log(tmp_path: Path) -> None:
     knobs = {"time_scale": SCALE, "lost_env": list(TUNED)}
     with simulated_server(tmp_path, *TP8, knobs=knobs, env=TUNED) as running:
-        assert model_tok_s(running, 3) == pytest.approx(stream_tok_s(Configuration(8)), rel=0.04)
+        assert model_tok_s(running, 3) == pytest.approx(stream_tok_s(TimingConfiguration(8)), rel=0.04)
         assert "NCCL_PROTO set by environment" not in running.text()
 
 

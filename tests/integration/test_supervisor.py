@@ -25,7 +25,7 @@ from fleet_agent.host.processes import (
     processes_of_session,
     read_stat,
 )
-from fleet_agent.server.supervisor import ServerProcess, Supervisor, gone
+from fleet_agent.server.supervisor import ServerProcess, Supervisor, wait_gone
 
 FAKES = Path(__file__).parents[1] / "fakes"
 ODD_SERVER = (sys.executable, str(FAKES / "odd_server.py"))
@@ -73,7 +73,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 def is_alive(pid: int) -> bool:
     stat = read_stat(pid)
-    return stat is not None and stat.alive
+    return stat is not None and stat.is_alive
 
 
 async def test_a_server_leads_its_own_session_and_has_exactly_its_environment(bench: Bench) -> None:
@@ -112,7 +112,7 @@ async def test_a_server_that_ignores_term_is_killed_with_all_its_children(bench:
 async def test_a_child_that_moved_to_a_session_of_its_own_is_ended_too(bench: Bench, trait: str) -> None:
     """By the token it bears, by the log it writes to, or as a child of a process that is known."""
     server, (_, child) = await bench.launch("ignore_term", trait)
-    assert [process.pid for process in bench.supervisor.descend(server.session)] == sorted([server.pid, child])
+    assert [process.pid for process in bench.supervisor.living_processes(server.session)] == sorted([server.pid, child])
     await bench.supervisor.stop(server.session, SHORT_S)
     assert not is_alive(child)
 
@@ -189,7 +189,7 @@ async def test_a_reused_process_id_is_never_signalled(bench: Bench) -> None:
     assert is_alive(server.pid)
     stat = read_stat(server.pid)
     assert stat is not None
-    await asyncio.wait_for(gone(replace(stat, start_ticks=1)), PATIENT_S)
+    await asyncio.wait_for(wait_gone(replace(stat, start_ticks=1)), PATIENT_S)
     await bench.supervisor.stop(server.session, PATIENT_S)
 
 
@@ -248,7 +248,7 @@ async def test_what_is_left_of_a_server_whose_leader_died_with_its_agent_is_foun
     recorded, (leader, child) = await kill_agent_after_launch(bench, "leave", "child")
     stat = read_stat(leader)
     if stat:
-        await asyncio.wait_for(gone(stat), PATIENT_S)
+        await asyncio.wait_for(wait_gone(stat), PATIENT_S)
     found = await asyncio.to_thread(bench.supervisor.find_by_token, bench.token)
     assert found is not None
     assert found.session_id == recorded.session_id
@@ -261,7 +261,7 @@ async def test_the_end_of_any_process_comes_by_event(bench: Bench) -> None:
     server, (_, child) = await bench.launch("child")
     stat = read_stat(child)
     assert stat is not None
-    waiting = asyncio.ensure_future(gone(stat))
+    waiting = asyncio.ensure_future(wait_gone(stat))
     os.kill(child, signal.SIGKILL)
     await asyncio.wait_for(waiting, PATIENT_S)
     assert is_alive(server.pid)

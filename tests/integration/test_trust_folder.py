@@ -24,8 +24,8 @@ from fleet_controller.pki.expiry import RENEW_BEFORE_S
 from fleet_controller.pki.expiry_watcher import ExpiryWatch
 from fleet_controller.pki.initialize import establish
 from fleet_protos.errors import ConfigError, Conflict, NotFound
-from fleet_transport.certificate import certificates
-from fleet_transport.revocation_list import RevokedList
+from fleet_transport.certificate import parse_certificates
+from fleet_transport.revocation_list import RevocationList
 from fleet_transport.tls_client import client_context
 from fleet_transport.tls_identity import Role, TlsFiles
 from tests.fakes import killed_at
@@ -48,7 +48,7 @@ def authority(memory: Path) -> Authority:
 
 
 def fingerprint(pem: bytes) -> str:
-    return certificates(pem)[0].fingerprint
+    return parse_certificates(pem)[0].fingerprint
 
 
 def is_whole(authority: Authority) -> bool:
@@ -56,7 +56,7 @@ def is_whole(authority: Authority) -> bool:
     again = Authority.open(authority.folder)
     for files in (again.controller_files(), again.user_files()):
         client_context(files)
-        RevokedList(files.revoked)
+        RevocationList(files.revoked)
     again.issue_user("probe")
     return True
 
@@ -231,7 +231,7 @@ def test_only_what_was_issued_to_a_host_passes_for_it_and_nothing_that_is_revoke
     new = authority.issue_agent("gpu01")
     files = authority.agent_files("gpu01")
     assert (trusts(files, first.certificate_pem), trusts(files, new.certificate_pem)) == (False, True)
-    found = RevokedList(authority.controller_files().revoked).find(fingerprint(first.certificate_pem))
+    found = RevocationList(authority.controller_files().revoked).find(fingerprint(first.certificate_pem))
     assert found is not None
     assert (found.name, found.reason) == ("gpu01", "stolen")
 
@@ -251,7 +251,7 @@ def test_any_number_of_deploys_that_fail_leave_what_the_host_has_trusted(authori
     newest = [authority.issue_agent("gpu01").certificate_pem for _ in range(12)][-1]
     files = authority.agent_files("gpu01")
     assert (trusts(files, there), trusts(files, newest)) == (True, True)
-    assert len(certificates(files.authorities.read_bytes())) <= 4
+    assert len(parse_certificates(files.authorities.read_bytes())) <= 4
 
 
 def test_a_host_that_never_had_a_certificate_is_told_apart(authority: Authority) -> None:
@@ -307,7 +307,7 @@ def test_a_revoked_controller_gets_a_new_pair_and_only_the_one_before_is_on_the_
     old = fingerprint(authority.controller_files().certificate.read_bytes())
     assert authority.revoke_controller("stolen") == 1
     new = fingerprint(authority.controller_files().certificate.read_bytes())
-    listed = RevokedList(authority.controller_files().revoked)
+    listed = RevocationList(authority.controller_files().revoked)
     assert (listed.find(old) is None, listed.find(new)) == (False, None)
     assert json.loads(authority.revoked_text())["revoked"][0]["reason"] == "stolen"
 

@@ -23,7 +23,7 @@ from fleet_controller.core.controller_api import (
     HostStatus,
     JobChange,
     JobDetail,
-    Results,
+    JobResults,
     StoredRun,
     TrialStatus,
 )
@@ -242,10 +242,10 @@ class LabFleet:
         with self._stub() as stub:
             return from_proto(JobDetail, stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=CALL_S))
 
-    def results(self, job_id: str) -> Results:
+    def results(self, job_id: str) -> JobResults:
         """All runs that are stored."""
         with self._stub() as stub:
-            return from_proto(Results, stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=CALL_S))
+            return from_proto(JobResults, stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=CALL_S))
 
     def changes(self, job_id: str, timeout_s: float) -> Iterator[JobChange]:
         """Each change of a job as the controller tells it, also over its restarts, until the job is over; LabTrouble after `timeout_s`."""

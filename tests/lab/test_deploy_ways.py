@@ -26,7 +26,7 @@ from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.pki.authority import Authority
 from fleet_controller.ssh.keyring import Keyring
 from fleet_controller.ssh.known_hosts import HostKeyRefused
-from fleet_controller.ssh.ssh_connection import Connection
+from fleet_controller.ssh.ssh_connection import SshConnection
 from fleet_controller.ssh.tunnel import Tunnels
 from fleet_protos.errors import ConfigError, HostUnreachable
 from fleet_transport.tls_identity import agent_name
@@ -51,13 +51,13 @@ def settings(host: LabHost, **other: object) -> Ssh:
 
 def refusal(ssh: Ssh) -> HostKeyRefused:
     with pytest.raises(HostKeyRefused) as refused:
-        Connection.open(ssh, Keyring())
+        SshConnection.open(ssh, Keyring())
     return refused.value
 
 
 def test_arguments_reach_a_program_as_they_are(host: LabHost) -> None:
     words = ["a b", "$HOME", "';id;'", "*", "", "é\n"]
-    with Connection.open(settings(host), Keyring()) as connection:
+    with SshConnection.open(settings(host), Keyring()) as connection:
         ran = connection.run(["python3", "-c", "import sys; print(ascii(sys.argv[1:]))", *words])
     assert ran.out.decode() == ascii(words) + "\n"
 
@@ -85,7 +85,7 @@ def test_a_key_with_a_passphrase_is_not_read_without_a_terminal_or_an_agent(host
     file = tmp_path / "locked"
     file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret")))
     with pytest.raises(ConfigError, match="passphrase") as error:
-        Connection.open(settings(host, identities=(str(file),)), Keyring())
+        SshConnection.open(settings(host, identities=(str(file),)), Keyring())
     assert f"ssh-add {file}" in error.value.hint
 
 
@@ -100,7 +100,7 @@ def test_a_key_with_a_passphrase_is_used_as_ssh_agent_holds_it(host: LabHost, tm
             monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
             subprocess.run(["ssh-add", "-q", host.ssh().identity], check=True)
             keyring = Keyring()
-            with Connection.open(settings(host, identities=(str(locked),), use_agent=True), keyring) as connection:
+            with SshConnection.open(settings(host, identities=(str(locked),), use_agent=True), keyring) as connection:
                 assert connection.run(["id", "-un"]).out == b"bench\n"
             keyring.close()
         finally:
@@ -111,7 +111,7 @@ def test_a_key_that_is_not_let_in_is_named_with_the_command_that_brings_it(host:
     file = tmp_path / "other"
     file.write_bytes(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     with pytest.raises(ConfigError, match=str(file)) as error:
-        Connection.open(settings(host, identities=(str(file),)), Keyring())
+        SshConnection.open(settings(host, identities=(str(file),)), Keyring())
     assert "ssh-copy-id" in error.value.hint
 
 
@@ -119,7 +119,7 @@ def test_a_host_that_is_off_is_told_as_out_of_reach(host: LabHost) -> None:
     host.cut()
     try:
         with pytest.raises(HostUnreachable, match="cannot be reached by SSH"):
-            Connection.open(settings(host, connect_timeout_s=0.5), Keyring())
+            SshConnection.open(settings(host, connect_timeout_s=0.5), Keyring())
     finally:
         host.heal()
 
@@ -141,11 +141,11 @@ def test_a_host_behind_another_is_deployed_and_reached_through_a_tunnel_that_hea
 async def over_a_tunnel(known: FleetHost, authority: Authority, way: LabHost) -> None:
     """Ask the agent, end the tunnel's SSH connections on the way, ask again."""
     async with Tunnels() as tunnels:
-        client = AgentClient(await tunnels.reach(known), authority.agent_files(known.name), agent_name(known.name))
+        client = AgentClient(await tunnels.open_tunnel(known), authority.agent_files(known.name), agent_name(known.name))
         try:
             assert await described(client) == known.name
             end_sessions(way)
-            await tunnels.reach(known)
+            await tunnels.open_tunnel(known)
             assert await described(client) == known.name
         finally:
             await client.close()

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import grpc
 
-from fleet_agent.storage.journal_file import content_of
+from fleet_agent.storage.journal_file import decode_line
 from fleet_controller.core.controller_api import JobDetail, TrialStatus
 from fleet_protos.codec import event_from_json, from_proto
 from fleet_protos.events import Event, RunFinished, TrialAccepted
@@ -79,7 +79,7 @@ class HostJournal:
                     self._file, self._offset = about.st_ino, 0
                 file.seek(self._offset)
                 for line in file:
-                    content = content_of(line)
+                    content = decode_line(line)
                     if content is None:
                         break
                     self._offset += len(line)

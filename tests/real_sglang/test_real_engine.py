@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.engine import Place
+from fleet_agent.core.engine import LaunchPlace
 from fleet_agent.engines.sglang.sglang_engine import SglangEngine
 from fleet_agent.host.processes import (
     ProcessStat,
@@ -30,7 +30,7 @@ from fleet_agent.host.processes import (
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.job_plan import make_plan, trial_spec
 from fleet_knowledge.server_log.log_reader import LogReader
-from fleet_protos.errors import ServerFailed
+from fleet_protos.errors import ServerError
 from fleet_protos.trial_types import GateEffect, TrialSpec
 from tests.real_sglang.environment import cache, ensure
 
@@ -78,8 +78,8 @@ def free_port() -> int:
 
 def launch(spec: TrialSpec, folder: Path) -> Running:
     """The adapter's command in a session of its own; nothing is waited for."""
-    place = Place(free_port(), (), folder, f"real/{folder.name}")
-    command, log = ENGINE.command(spec, place), folder / "server.log"
+    place = LaunchPlace(free_port(), (), folder, f"real/{folder.name}")
+    command, log = ENGINE.launch_command(spec, place), folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             command.argv,
@@ -99,7 +99,7 @@ async def become_ready(running: Running) -> float:
     """Seconds from now until the adapter calls it ready. Fails when the process ends or the limit is over."""
     began_s = time.monotonic()
     async with asyncio.timeout(READY_LIMIT_S):
-        while missing := await ENGINE.ready(running.spec, running.url):
+        while missing := await ENGINE.check_ready(running.spec, running.url):
             assert running.process.poll() is None, f"{missing}\n{running.log.read_text(errors='replace')[-3000:]}"
             await asyncio.sleep(0.5)
     return time.monotonic() - began_s
@@ -157,7 +157,7 @@ def test_the_example_has_the_variants_that_are_tested() -> None:
 
 
 async def test_everything_that_was_asked_for_took_effect(server: Running) -> None:
-    proved = await ENGINE.prove(server.spec, server.url, server.log)
+    proved = await ENGINE.prove_configuration(server.spec, server.url, server.log)
     assert proved.gates == ()
     assert proved.versions["sglang"] == "0.5.23"
     assert proved.versions["torch"].startswith("2.13.0")
@@ -167,20 +167,20 @@ async def test_everything_that_was_asked_for_took_effect(server: Running) -> Non
 
 async def test_a_server_that_was_launched_otherwise_voids_the_trial(server: Running) -> None:
     other = replace(server.spec.engine, args={**server.spec.engine.args, "max_running_requests": 8})
-    proved = await ENGINE.prove(replace(server.spec, engine=other), server.url, server.log)
+    proved = await ENGINE.prove_configuration(replace(server.spec, engine=other), server.url, server.log)
     assert [(gate.code, gate.effect) for gate in proved.gates] == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
 
 
 async def test_a_server_with_another_model_is_never_taken_for_ours(server: Running) -> None:
     other = replace(server.spec, engine=replace(server.spec.engine, model_path="/another/model"))
-    with pytest.raises(ServerFailed):
-        await ENGINE.ready(other, server.url)
+    with pytest.raises(ServerError):
+        await ENGINE.check_ready(other, server.url)
 
 
 def test_the_launcher_has_exactly_the_environment_of_its_command(server: Running) -> None:
-    place = Place(server.port, (), server.log.parent, server.session.token)
+    place = LaunchPlace(server.port, (), server.log.parent, server.session.token)
     shown = Path(f"/proc/{server.process.pid}/environ").read_bytes().decode().rstrip("\0").split("\0")
-    assert dict(entry.split("=", 1) for entry in shown) == dict(ENGINE.command(server.spec, place).env)
+    assert dict(entry.split("=", 1) for entry in shown) == dict(ENGINE.launch_command(server.spec, place).env)
 
 
 def test_a_chat_answer_has_exactly_the_tokens_that_were_asked(server: Running) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.server.process_watch import look
+from fleet_agent.server.process_watch import scan_server_processes
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Measure, Outcome, TrialSpec, Workload
@@ -62,7 +62,7 @@ def run(spec: TrialSpec, folder: Path) -> Told:
 async def kill_rank_1(body: ev.Body, told: Told) -> None:
     """Once the load is warm."""
     if isinstance(body, ev.WarmedUp):
-        (members,) = [await asyncio.to_thread(look, session) for session in told.sessions()]
+        (members,) = [await asyncio.to_thread(scan_server_processes, session) for session in told.sessions()]
         (victim,) = (member.process.pid for member in members if member.title == RANK)
         told.notes |= {"pid": victim, "killed": time.monotonic()}
         os.kill(victim, signal.SIGKILL)

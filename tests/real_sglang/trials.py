@@ -19,9 +19,9 @@ from fleet_agent.host.processes import (
 )
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.ports import Ports
-from fleet_agent.server.supervisor import Supervisor, gone
-from fleet_agent.server.trial_server import Tools
-from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.server.supervisor import Supervisor, wait_gone
+from fleet_agent.server.trial_server import TrialTools
+from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_agent.trials.runner import TrialRunner
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.job_plan import make_plan, trial_spec
@@ -83,7 +83,7 @@ async def run_trial(spec: TrialSpec, folder: Path, meddle: Meddle | None = None,
     told = Told(folder)
 
     async def note_end(launcher: ProcessStat) -> None:
-        await gone(launcher)
+        await wait_gone(launcher)
         told.ended_s.append(time.monotonic())
 
     async def record(body: ev.Body, trial: object, cause: int) -> ev.Event:
@@ -95,11 +95,11 @@ async def run_trial(spec: TrialSpec, folder: Path, meddle: Meddle | None = None,
             await meddle(body, told)
         return ev.Event(len(told.bodies), 0, spec.trial_id, spec.attempt, cause, body=body)
 
-    tools = Tools(Supervisor(), load or LoadProcess(), Ports(), ENGINES)
+    tools = TrialTools(Supervisor(), load or LoadProcess(), Ports(), ENGINES)
     home = folder / spec.trial_id / str(spec.attempt)
     home.mkdir(parents=True)
     async with asyncio.timeout(TRIAL_LIMIT_S), asyncio.TaskGroup() as tasks:
-        await TrialRunner(spec, Errands(spec, tools, (), home), record).run(ev.TrialAccepted(spec))
+        await TrialRunner(spec, EffectHandlers(spec, tools, (), home), record).run(ev.TrialAccepted(spec))
     return told
 
 

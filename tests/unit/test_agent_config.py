@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.app.config import AgentConfig, parse_config, read_config, settle
+from fleet_agent.app.config import AgentConfig, parse_config, read_config, resolve_config
 from fleet_agent.core.admission.host_policy import ServerDefaults
 from fleet_agent.main import parser
 from fleet_protos.errors import ConfigError
@@ -65,7 +65,7 @@ def test_every_key_has_its_place() -> None:
 
 def test_a_file_makes_the_agent_strict_and_none_leaves_it_open() -> None:
     assert config_of("").policy.is_open is False
-    assert settle(parser().parse_args(["--state", "x"])).policy.is_open is True
+    assert resolve_config(parser().parse_args(["--state", "x"])).policy.is_open is True
 
 
 def test_every_mistake_is_told_at_once_with_its_line_and_what_to_do() -> None:
@@ -118,14 +118,14 @@ def test_words_of_the_command_line_win(tmp_path: Path) -> None:
     file.write_text(WHOLE)
     file.chmod(0o600)
     words = ("--config", str(file), "--gpus", "2", "--host-name", "other", "--label", "rack=b", "--state", str(tmp_path))
-    config = settle(parser().parse_args([*words, "--metrics-port", "9"]))
+    config = resolve_config(parser().parse_args([*words, "--metrics-port", "9"]))
     assert (config.gpus, config.host, config.state, config.metrics) == (2, "other", tmp_path, "127.0.0.1:9")
     assert (config.labels, config.listen) == ({"gpu": "h200", "rack": "b"}, "0.0.0.0:7433")
 
 
 def test_without_a_state_folder_nothing_is_guessed() -> None:
     with pytest.raises(ConfigError, match="no state folder"):
-        settle(parser().parse_args([]))
+        resolve_config(parser().parse_args([]))
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o606, 0o622])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
-from fleet_controller.job_file.prune_variants import prune, with_exclusions
+from fleet_controller.job_file.prune_variants import prune_job, with_exclusions
 from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
 from fleet_controller.planning.job_plan import make_variants
 from fleet_controller.yaml.findings import JobRejected
@@ -120,15 +120,15 @@ def test_a_text_that_is_no_job_is_not_changed(text: str) -> None:
 
 
 def test_a_pruned_job_has_no_arm_without_effect_left() -> None:
-    result = prune(loaded(FACTORS))
+    result = prune_job(loaded(FACTORS))
     assert len(result.left_out) == 6
     assert [finding.code for finding in result.loaded.findings if finding.code == "arm_without_effect"] == []
-    assert prune(result.loaded).left_out == ()
+    assert prune_job(result.loaded).left_out == ()
 
 
 def test_a_job_whose_arms_all_have_an_effect_is_not_touched() -> None:
     job = loaded({"size": FACTORS["size"]})
-    assert prune(job).loaded is job
+    assert prune_job(job).loaded is job
 
 
 def test_all_combinations_of_the_factors_are_either_kept_or_told() -> None:

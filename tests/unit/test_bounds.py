@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.core.event_limits import LARGEST_BYTES, bounded
+from fleet_agent.core.event_limits import LARGEST_EVENT_BYTES, limit_event_size
 from fleet_agent.server.log_follower import LogFollower
 from fleet_agent.storage import trial_artifacts
-from fleet_agent.storage.log_limits import bound, keep_small, pieces, used_bytes
+from fleet_agent.storage.log_limits import enforce_limits, read_data_chunks, trim_log, used_bytes
 from fleet_agent.storage.secrets import Secrets
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json
@@ -32,10 +32,10 @@ def written(path: Path, lines: int, word: str = "line") -> int:
 def test_a_log_above_its_limit_keeps_its_beginning_its_end_and_a_word_about_the_rest(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     descriptor = written(log, 300_000)
-    dropped = bound(log, LIMIT)
+    dropped = trim_log(log, LIMIT)
     os.write(descriptor, b"the server writes on\n")
     os.close(descriptor)
-    text = b"".join(pieces(log)).replace(b"\0", b"").decode()
+    text = b"".join(read_data_chunks(log)).replace(b"\0", b"").decode()
     assert text.startswith("line 00000000\n")
     assert f"[benchfleet: {dropped} bytes are left out here" in text
     assert text.endswith("line 00299999\nthe server writes on\n")
@@ -46,15 +46,15 @@ def test_a_log_is_bounded_again_and_again(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     for word in ("one", "two", "three"):
         os.close(written(log, 300_000, word))
-        bound(log, LIMIT)
+        trim_log(log, LIMIT)
         assert used_bytes(tmp_path) <= LIMIT
-    assert b"".join(pieces(log)).count(b"[benchfleet:") == 1
+    assert b"".join(read_data_chunks(log)).count(b"[benchfleet:") == 1
 
 
 def test_a_log_below_its_limit_is_left_as_it_is(tmp_path: Path) -> None:
     os.close(written(tmp_path / "log", 1000))
     before = (tmp_path / "log").read_bytes()
-    assert (bound(tmp_path / "log", LIMIT), (tmp_path / "log").read_bytes()) == (0, before)
+    assert (trim_log(tmp_path / "log", LIMIT), (tmp_path / "log").read_bytes()) == (0, before)
 
 
 def test_a_link_in_place_of_a_log_is_neither_bounded_nor_collected(tmp_path: Path) -> None:
@@ -64,15 +64,15 @@ def test_a_link_in_place_of_a_log_is_neither_bounded_nor_collected(tmp_path: Pat
     os.close(written(secret, 300_000))
     for name in ("server.log", "nccl-x.log", "metrics.txt"):
         (folder / name).symlink_to(secret)
-    assert bound(folder / "server.log", LIMIT) == 0
-    assert trial_artifacts.gather(folder, tmp_path) == ()
+    assert trim_log(folder / "server.log", LIMIT) == 0
+    assert trial_artifacts.collect_artifacts(folder, tmp_path) == ()
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.txt", "nccl-x.log", "server.log"]
 
 
 def test_who_follows_a_log_keeps_his_place_when_its_middle_goes(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     os.close(written(log, 300_000))
-    bound(log, LIMIT)
+    trim_log(log, LIMIT)
     follower = LogFollower(log)
     follower.read()
     descriptor = written(log, 0)
@@ -85,8 +85,8 @@ def test_what_is_collected_of_a_bounded_log_is_as_small_as_the_log(tmp_path: Pat
     folder = tmp_path / "t" / "1"
     folder.mkdir(parents=True)
     os.close(written(folder / "server.log", 300_000))
-    bound(folder / "server.log", LIMIT)
-    (found,) = trial_artifacts.gather(folder, tmp_path, Secrets({"S": "line 00000007"}))
+    trim_log(folder / "server.log", LIMIT)
+    (found,) = trial_artifacts.collect_artifacts(folder, tmp_path, Secrets({"S": "line 00000007"}))
     content = (folder / "server-log.txt").read_bytes()
     assert (found.name, found.size_bytes) == ("t/1/server-log.txt", len(content))
     assert len(content) <= LIMIT
@@ -95,7 +95,7 @@ def test_what_is_collected_of_a_bounded_log_is_as_small_as_the_log(tmp_path: Pat
 
 async def test_a_folder_above_its_budget_is_told(tmp_path: Path) -> None:
     os.close(written(tmp_path / "dump", 200_000))
-    told = await keep_small(tmp_path / "server.log", LIMIT, look_s=0.01)
+    told = await enforce_limits(tmp_path / "server.log", LIMIT, look_s=0.01)
     assert "more than 1 MiB" in told
 
 
@@ -110,7 +110,7 @@ def test_no_name_of_an_artifact_leads_out_of_its_folder(tmp_path: Path, name: st
     (folder / "env.env").write_text("SECRET=x")
     (tmp_path / "artifacts" / "loop").symlink_to("loop")
     with pytest.raises(ConfigError, match="no artifact"):
-        trial_artifacts.resolve(tmp_path / "artifacts", name)
+        trial_artifacts.resolve_artifact(tmp_path / "artifacts", name)
 
 
 def nested(depth: int) -> dict[str, object]:
@@ -134,13 +134,13 @@ SHOWN: list[Callable[[], ev.Body]] = [
 
 @pytest.mark.parametrize("number", range(len(SHOWN)))
 def test_an_event_is_small_enough_for_journal_and_line_and_can_be_read_again(number: int) -> None:
-    event = ev.Event(1, 1, "t", 1, body=bounded(SHOWN[number]()))
+    event = ev.Event(1, 1, "t", 1, body=limit_event_size(SHOWN[number]()))
     text = event_to_json(event)
-    assert len(text) < 8 * LARGEST_BYTES
+    assert len(text) < 8 * LARGEST_EVENT_BYTES
     assert type(event_from_json(text).body) is type(event.body)
 
 
 def test_what_fits_is_not_touched() -> None:
     proved = ev.ConfigurationProved(effective_args={"tp_size": 8, "chat_template": "x" * 60_000, "list": [1, 2.5, None, True]})
     accepted = ev.TrialAccepted(TrialSpec(engine=EngineSpec(env={f"A{number}": "x" * 30_000 for number in range(30)})))
-    assert (bounded(proved), bounded(accepted)) == (proved, accepted)
+    assert (limit_event_size(proved), limit_event_size(accepted)) == (proved, accepted)

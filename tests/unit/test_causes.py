@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet_controller.core.controller_api import TrialStatus
-from fleet_controller.report.failure_causes import cause_lines, of_each_class
+from fleet_controller.report.failure_causes import cause_lines, first_of_each_class
 from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import Event, ServerFailed, ServerReady
@@ -30,4 +30,4 @@ def test_each_class_is_told_by_its_first_trial() -> None:
         return TrialStatus(name, attempt=attempt, outcome=outcome, failure_class=failure_class)
 
     trials = [trial("1", "", outcome=Outcome.OK), trial("2", "a"), trial("3", "a"), trial("4", "b"), trial("5", "c", attempt=0)]
-    assert [shown.trial_id for shown in of_each_class(trials)] == ["2", "4"]
+    assert [shown.trial_id for shown in first_of_each_class(trials)] == ["2", "4"]

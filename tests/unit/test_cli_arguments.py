@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from fleet_controller.cli.argument_parser import COMMANDS, parser, percentage
+from fleet_controller.cli.argument_parser import COMMANDS, build_parser, percentage
 
 
 @pytest.mark.parametrize("module", sorted({module for _, module, _, _ in COMMANDS}))
@@ -29,6 +29,6 @@ def test_impossible_percentage_is_told(text: str) -> None:
 @pytest.mark.parametrize("command", [name for name, _, _, _ in COMMANDS])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parser().parse_args([command, "--help"])
+        build_parser().parse_args([command, "--help"])
     assert ended.value.code == 0
     assert f"fleetctl {command}" in capsys.readouterr().out

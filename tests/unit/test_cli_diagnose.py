@@ -43,7 +43,7 @@ def test_a_healthy_log_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_failure_ends_with_1_and_says_what_to_do_and_what_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", *written(tmp_path, log=OOM)]) == ExitCode.ANSWER_IS_BAD
+    assert main(["diagnose", *written(tmp_path, log=OOM)]) == ExitCode.FAILED
     shown = capsys.readouterr().out
     assert "failed: oom_cuda_graph (TP1, capture_graph), trying again does not help" in shown
     assert "  torch.OutOfMemoryError: CUDA out of memory" in shown
@@ -52,21 +52,21 @@ def test_a_failure_ends_with_1_and_says_what_to_do_and_what_not(tmp_path: Path, 
 
 
 def test_a_file_that_is_not_there_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(tmp_path / "none.log")]) == ExitCode.USER_MUST_EDIT
+    assert main(["diagnose", str(tmp_path / "none.log")]) == ExitCode.USAGE_ERROR
     told = capsys.readouterr()
     assert told.out == ""
     assert "none.log: No such file" in told.err
 
 
 def test_a_folder_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(tmp_path)]) == ExitCode.USER_MUST_EDIT
+    assert main(["diagnose", str(tmp_path)]) == ExitCode.USAGE_ERROR
     assert "Is a directory" in capsys.readouterr().err
 
 
 def test_standard_input_is_read_for_a_dash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OOM.encode())))
     exit_code, document = diagnosed(["-"], capsys)
-    assert (exit_code, document["file"], document["failure_class"]) == (ExitCode.ANSWER_IS_BAD, "-", "oom_cuda_graph")
+    assert (exit_code, document["file"], document["failure_class"]) == (ExitCode.FAILED, "-", "oom_cuda_graph")
 
 
 def test_of_several_hosts_the_root_is_in_front_and_not_the_one_that_waited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_a_list_of_processes_beside_the_log_names_who_holds_the_memory(tmp_path:
     log = f"{STAMP} TP0] The memory capacity is unbalanced. Some GPUs may be occupied by other processes.\n"
     processes = "pid, process_name, used_gpu_memory [MiB]\n71077, sglang::scheduler_TP1, 70210 MiB\n"
     exit_code, document = diagnosed(written(tmp_path, log=log, smi=processes), capsys)
-    assert (exit_code, document["failure_class"], document["pids"]) == (ExitCode.ANSWER_IS_BAD, "gpu_busy_leftover", [71077])
+    assert (exit_code, document["failure_class"], document["pids"]) == (ExitCode.FAILED, "gpu_busy_leftover", [71077])
     assert "71077" in document["hint"]
 
 
@@ -92,7 +92,7 @@ def test_a_list_of_processes_beside_the_log_names_who_holds_the_memory(tmp_path:
     ("text", "kind", "exit_code"),
     [
         ("acc_length=2.42\nspeed=100.43 token/s\n", "send_one", ExitCode.DONE),
-        ("Unable to determine the device handle for GPU0000:62:00.0: Unknown Error\n", "nvidia_smi", ExitCode.ANSWER_IS_BAD),
+        ("Unable to determine the device handle for GPU0000:62:00.0: Unknown Error\n", "nvidia_smi", ExitCode.FAILED),
         ("h1:1:1 [0] NCCL INFO AllReduce: 32768 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}\n", "nccl_log", ExitCode.DONE),
         ("nothing that anybody knows\n", "text", ExitCode.DONE),
         ("", "text", ExitCode.DONE),
@@ -131,7 +131,7 @@ def test_advice_and_what_not_to_do_are_of_one_class(first: str, tmp_path: Path, 
     text = f"[ 8.0] NVRM: {first}Xid (PCI:0000:41:00): 45, pid=9, name=python3, Ch 0000000a (caused by previous Xid 150)\n"
     exit_code, document = diagnosed(written(tmp_path, dmesg=text), capsys)
     failure = FAILURES["nvlink_error"]
-    assert (exit_code, document["failure_class"], document["avoid"]) == (ExitCode.ANSWER_IS_BAD, "nvlink_error", failure.avoid)
+    assert (exit_code, document["failure_class"], document["avoid"]) == (ExitCode.FAILED, "nvlink_error", failure.avoid)
 
 
 @pytest.mark.parametrize(("content", "program"), [(gzip.compress(OOM.encode()), "gunzip -c"), (OOM.encode("utf-16"), "iconv")])
@@ -139,7 +139,7 @@ def test_a_log_that_must_be_unpacked_is_refused_and_not_called_good(
     content: bytes, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log").write_bytes(content)
-    assert main(["diagnose", str(tmp_path / "log")]) == ExitCode.USER_MUST_EDIT
+    assert main(["diagnose", str(tmp_path / "log")]) == ExitCode.USAGE_ERROR
     assert program in capsys.readouterr().err
 
 

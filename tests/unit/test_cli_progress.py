@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from fleet_controller.core.controller_api import JobChange, JobSummary, TrialStatus
 from fleet_controller.report.job_progress import (
-    Progress,
-    advance,
-    display,
-    ending_text,
+    JobProgress,
+    advance_progress,
     finished_since,
+    progress_lines,
+    trial_outcome_text,
 )
 from fleet_protos.trial_types import ErrorKind, Gate, GateEffect, Outcome, Phase, RunResult
 
@@ -19,12 +19,12 @@ TRIAL = TrialStatus("demo-1a2b3c-b1-v2", "nccl=tuned", "box", 1, 1, Phase.LAUNCH
 RUN = RunResult(workload="single", index=1, metrics={"output_tok_s": 88.84})
 
 
-def seen(*trials: TrialStatus) -> Progress:
-    return advance(Progress(), JobChange(JOB, trials), {})[0]
+def seen(*trials: TrialStatus) -> JobProgress:
+    return advance_progress(JobProgress(), JobChange(JOB, trials), {})[0]
 
 
-def lines(before: Progress, now: TrialStatus, *runs: RunResult) -> list[str]:
-    return advance(before, JobChange(JOB, (now,)), {now.trial_id: runs[-1]} if runs else {})[1]
+def lines(before: JobProgress, now: TrialStatus, *runs: RunResult) -> list[str]:
+    return advance_progress(before, JobChange(JOB, (now,)), {now.trial_id: runs[-1]} if runs else {})[1]
 
 
 def test_each_phase_is_told_once() -> None:
@@ -37,19 +37,19 @@ def test_each_step_of_a_launch_is_told_once() -> None:
     loading = replace(TRIAL, progress="load_weight 61/163")
     assert lines(seen(TRIAL), loading) == ["demo-1a2b3c-b1-v2 (nccl=tuned): launching: load_weight 61/163"]
     assert lines(seen(loading), loading) == []
-    progress, _ = advance(Progress(), JobChange(JOB, (loading,)), {})
-    assert "launching: load_weight 61/163" in display(progress)[1]
+    progress, _ = advance_progress(JobProgress(), JobChange(JOB, (loading,)), {})
+    assert "launching: load_weight 61/163" in progress_lines(progress)[1]
 
 
 def test_queued_trials_are_not_told() -> None:
-    assert lines(Progress(), replace(TRIAL, phase=Phase.QUEUED)) == []
+    assert lines(JobProgress(), replace(TRIAL, phase=Phase.QUEUED)) == []
 
 
 def test_what_was_over_before_the_first_look_is_no_news() -> None:
     over = replace(TRIAL, phase=Phase.OVER, outcome=Outcome.OK, runs=5)
-    assert finished_since(Progress(), JobChange(JOB, (over,))) == []
-    assert lines(Progress(), over) == []
-    assert lines(Progress(), TRIAL) == ["demo-1a2b3c-b1-v2 (nccl=tuned): launching"]
+    assert finished_since(JobProgress(), JobChange(JOB, (over,))) == []
+    assert lines(JobProgress(), over) == []
+    assert lines(JobProgress(), TRIAL) == ["demo-1a2b3c-b1-v2 (nccl=tuned): launching"]
 
 
 def test_finished_run_is_told_with_its_rate_and_that_it_is_simulated() -> None:
@@ -74,7 +74,7 @@ def test_new_attempt_starts_its_phases_anew() -> None:
 
 
 def test_failure_without_a_class_shows_its_kind() -> None:
-    assert ending_text(TrialStatus(outcome=Outcome.FAILED, kind=ErrorKind.AGENT_RESTARTED)) == "failed (agent_restarted)"
+    assert trial_outcome_text(TrialStatus(outcome=Outcome.FAILED, kind=ErrorKind.AGENT_RESTARTED)) == "failed (agent_restarted)"
 
 
 def test_the_first_warm_up_of_a_host_says_what_it_waits_for() -> None:
@@ -89,8 +89,8 @@ def test_the_first_warm_up_of_a_host_says_what_it_waits_for() -> None:
 
 
 def test_display_holds_counts_time_left_last_rate_and_the_running_trial() -> None:
-    progress, _ = advance(Progress(), JobChange(JOB, (replace(TRIAL, phase=Phase.WARMING),), left_s=300), {"x": RUN})
-    head, running, last = display(progress, since_s=60)
+    progress, _ = advance_progress(JobProgress(), JobChange(JOB, (replace(TRIAL, phase=Phase.WARMING),), left_s=300), {"x": RUN})
+    head, running, last = progress_lines(progress, since_s=60)
     assert head.endswith("2/6 trials · about 4 min left")
     assert "warming" in running
     assert "nccl=tuned" in running
@@ -98,8 +98,8 @@ def test_display_holds_counts_time_left_last_rate_and_the_running_trial() -> Non
 
 
 def test_display_without_a_job_says_what_is_awaited() -> None:
-    assert display(Progress()) == ["starting the local agent"]
+    assert progress_lines(JobProgress()) == ["starting the local agent"]
 
 
 def test_display_of_a_job_without_trials_does_not_divide_by_zero() -> None:
-    assert "0/0 trials" in display(Progress(JobSummary("a")))[0]
+    assert "0/0 trials" in progress_lines(JobProgress(JobSummary("a")))[0]

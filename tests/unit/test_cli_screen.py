@@ -15,12 +15,18 @@ from fleet_controller.analysis.compare_runs import Comparison, Conditions, compa
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_output import (
     change_text,
-    csv_of,
-    json_of,
-    markdown_of,
+    comparison_csv,
+    comparison_json,
+    comparison_markdown,
     signed_percent,
 )
-from fleet_controller.report.table import Table, aligned, as_markdown, cell_width, upright
+from fleet_controller.report.table import (
+    Table,
+    aligned_lines,
+    as_markdown,
+    cell_width,
+    stacked_lines,
+)
 from fleet_controller.report.terminal_layout import comparison_text, table_text
 from fleet_protos.trial_types import Gate, GateEffect, Outcome, RunResult
 
@@ -66,21 +72,21 @@ def test_percentages_say_what_they_are_of() -> None:
 
 
 def test_simulated_results_say_so_in_every_format(comparison: Comparison) -> None:
-    for text in (comparison_text(comparison, None, False), markdown_of(comparison)):
+    for text in (comparison_text(comparison, None, False), comparison_markdown(comparison)):
         assert "simulated ×240" in text
-    assert (json_of(comparison)["engine"], json_of(comparison)["time_scale"]) == ("simulated", 240)
-    assert all((row["engine"], row["time_scale"]) == ("simulated", "240") for row in csv.DictReader(io.StringIO(csv_of(comparison))))
+    assert (comparison_json(comparison)["engine"], comparison_json(comparison)["time_scale"]) == ("simulated", 240)
+    assert all((row["engine"], row["time_scale"]) == ("simulated", "240") for row in csv.DictReader(io.StringIO(comparison_csv(comparison))))
 
 
 def test_gates_are_counted_in_words_and_in_json(comparison: Comparison) -> None:
     assert "gate client_limited: sends were late" in comparison_text(comparison, None, False)
-    assert json_of(comparison)["rows"][0]["gates"] == [{"code": "client_limited", "count": 1, "message": "sends were late", "reasons": []}]
+    assert comparison_json(comparison)["rows"][0]["gates"] == [{"code": "client_limited", "count": 1, "message": "sends were late", "reasons": []}]
 
 
 def test_json_rows_hold_the_keys_of_the_contract(comparison: Comparison) -> None:
     measured = ["variant", "host", "workload", "metric", "launches", "runs", "mean", "interval"]
     contract = [*measured, "ratio", "ratio_interval", "verdict", "needs"]
-    row = json.loads(json.dumps(json_of(comparison)))["rows"][1]
+    row = json.loads(json.dumps(comparison_json(comparison)))["rows"][1]
     assert list(row)[:13] == [*contract, "gates"]
     assert (row["launches"], row["runs"], row["verdict"], row["needs"], len(row["ratio_interval"])) == (3, 3, "FASTER", None, 2)
 
@@ -110,7 +116,7 @@ def test_a_reason_says_which_metric_it_is_about_when_they_differ() -> None:
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
 def test_layouts_hold_every_cell_whole(rows: list[tuple[str, str]]) -> None:
     table = Table(("one", "two"), tuple(rows), frozenset({"two"}))
-    for layout in ("\n".join(aligned(table)), "\n".join(upright(table))):
+    for layout in ("\n".join(aligned_lines(table)), "\n".join(stacked_lines(table))):
         assert all(cell.rstrip() in layout for row in rows for cell in row)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.cli.host_warnings import tell_trouble
+from fleet_controller.cli.host_warnings import report_host_problems
 from fleet_controller.core.controller_api import HostStatus
 
 FULL = "the store cannot be used: database or disk is full"
@@ -33,7 +33,7 @@ class Looked:
 async def told(*messages: str) -> list[str]:
     said: list[str] = []
     with pytest.raises(asyncio.CancelledError):
-        await tell_trouble(Looked(*messages), said.append, look_s=0)
+        await report_host_problems(Looked(*messages), said.append, poll_s=0)
     return said
 
 

@@ -22,7 +22,7 @@ from fleet_protos.codec import (
     to_proto,
 )
 from fleet_protos.errors import ErrorKind
-from fleet_protos.json_lines import read_line
+from fleet_protos.json_lines import read_json_line
 from fleet_protos.v1 import trial_pb2
 
 BODIES = get_args(ev.Body)
@@ -143,7 +143,7 @@ def test_the_quick_reader_and_protobufs_own_read_the_same(kind: type) -> None:
     def same(value: object) -> None:
         message = getattr(trial_pb2, kind.__name__)
         line = to_json(value, message())
-        quick = read_line(kind, line, BODY_NAMES, lambda kind: from_proto(kind, getattr(trial_pb2, kind.__name__)()))
+        quick = read_json_line(kind, line, BODY_NAMES, lambda kind: from_proto(kind, getattr(trial_pb2, kind.__name__)()))
         assert quick == from_proto(kind, json_format.Parse(line, message()))
 
     same()

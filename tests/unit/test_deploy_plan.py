@@ -19,23 +19,29 @@ from fleet_agent.app.config import parse_config
 from fleet_controller.core.inventory import Allow, FleetHost, Install, Ssh
 from fleet_controller.deploy import host_commands as do
 from fleet_controller.deploy.deploy_plan import (
-    Interpreter,
-    Plan,
-    Trusted,
-    Wanted,
+    AgentInterpreter,
+    DeployPlan,
+    TrustFiles,
+    WantedInstall,
     choose_python,
     plan_deploy,
 )
-from fleet_controller.deploy.host_facts import Account, Facts, Installed, PlacedFile, parse_facts
-from fleet_controller.deploy.install_location import place_of
+from fleet_controller.deploy.host_facts import (
+    Installed,
+    PlacedFile,
+    ProbeFacts,
+    UserAccount,
+    parse_facts,
+)
+from fleet_controller.deploy.install_location import choose_location
 from fleet_controller.deploy.rendered_files import config_text, unit_text
-from fleet_controller.deploy.wheel_bundle import Bundle, Item
+from fleet_controller.deploy.wheel_bundle import Bundle, BundleFile
 from fleet_protos.errors import ConfigError
 
 CASES = sorted((Path(__file__).parent / "data/deploy").glob("*.json"))
 WHEELS = (
-    Item("benchfleet-9-aaaa", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "a" * 64, 4_000_000),
-    Item("ray-1-bbbb", Path("ray-1-cp311.whl"), 80_000_000, "b" * 64, 200_000_000),
+    BundleFile("benchfleet-9-aaaa", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "a" * 64, 4_000_000),
+    BundleFile("ray-1-bbbb", Path("ray-1-cp311.whl"), 80_000_000, "b" * 64, 200_000_000),
 )
 BUNDLE = Bundle("9", WHEELS)
 BARE: Mapping[str, Any] = {
@@ -57,33 +63,33 @@ def value_of(kind: type[T], told: Mapping[str, Any]) -> T:
     return kind(**made)
 
 
-def facts_of(told: Mapping[str, Any]) -> Facts:
+def facts_of(told: Mapping[str, Any]) -> ProbeFacts:
     room = {"exists": False, "mode": "", "free_bytes": 10**10, "state_free_bytes": 10**10}
     return parse_facts({**BARE, **told, "installed": [{**room, **found} for found in told.get("installed", ROOTS)]})
 
 
-def wanted_of(host: FleetHost, facts: Facts, *, certificate: bool = True, force: bool = False) -> Wanted:
+def wanted_of(host: FleetHost, facts: ProbeFacts, *, certificate: bool = True, force: bool = False) -> WantedInstall:
     python = choose_python(host, facts)
     proof = (b"certificate", b"key") if certificate else (None, None)
-    interpreter = Interpreter(python.version, python.path)
-    return Wanted(host, place_of(host, facts), BUNDLE, interpreter, Trusted(b"ca", b"revoked", *proof), "keeper", force)
+    interpreter = AgentInterpreter(python.version, python.path)
+    return WantedInstall(host, choose_location(host, facts), BUNDLE, interpreter, TrustFiles(b"ca", b"revoked", *proof), "keeper", force)
 
 
-def settled(host: FleetHost, facts: Facts, **differs: Any) -> tuple[Facts, Wanted]:
+def settled(host: FleetHost, facts: ProbeFacts, **differs: Any) -> tuple[ProbeFacts, WantedInstall]:
     """Facts of a host where everything was carried out as planned, and what is wanted of it now."""
     wanted = wanted_of(host, facts)
     plan = plan_deploy(facts, wanted)
     files = {
-        command.path: [hashlib.sha256(command.content).hexdigest(), command.owned.mode, 0]
+        command.path: [hashlib.sha256(command.content).hexdigest(), command.ownership.mode, 0]
         for command in plan.commands
         if isinstance(command, do.PutFile)
     }
     there = Installed(
-        wanted.place.root, True, wanted.place.mode, plan.version, versions=(plan.version,), wheels=tuple(item.name for item in WHEELS),
+        wanted.location.root, True, wanted.location.mode, plan.version, versions=(plan.version,), wheels=tuple(item.name for item in WHEELS),
         files={path: PlacedFile(*about) for path, about in files.items()},
         folders=tuple(command.path for command in plan.commands if isinstance(command, do.MakeFolder)), active=True, free_bytes=10**10,
     )  # fmt: skip
-    users = {wanted.place.owner: facts.users.get(wanted.place.owner) or Account(999, 999, wanted.place.state)}
+    users = {wanted.location.owner: facts.users.get(wanted.location.owner) or UserAccount(999, 999, wanted.location.state)}
     after = replace(facts, installed=(replace(there, **differs),), users=users)
     return after, wanted_of(host, after, certificate=False)
 
@@ -107,7 +113,7 @@ def test_case(path: Path) -> None:
 HOST = FleetHost("gpu01", "10.0.0.1")
 
 
-def kinds(plan: Plan) -> list[str]:
+def kinds(plan: DeployPlan) -> list[str]:
     return [type(command).__name__ for command in plan.commands]
 
 
@@ -119,16 +125,16 @@ def test_what_was_carried_out_is_not_planned_again(mode: str) -> None:
 
 def test_an_agent_that_does_not_run_is_started_without_any_other_change() -> None:
     facts, wanted = settled(HOST, facts_of({}), active=False)
-    assert kinds(plan_deploy(facts, wanted)) == ["RunProgram"] * 3 + ["CheckHealth", "Forget"]
+    assert kinds(plan_deploy(facts, wanted)) == ["RunProgram"] * 3 + ["CheckHealth", "DropRollback"]
 
 
 @pytest.mark.parametrize("state", ["versions", "versions/own", "wheels", "./pythons", "etc", "rollback/x", "current", "", ".."])
 def test_a_state_among_the_programs_is_refused_for_the_next_deploy_would_remove_it(state: str) -> None:
     facts = facts_of({"installed": [{"root": "/opt/agents/one"}]})
     wanted = wanted_of(replace(HOST, install=Install("daemon", "/opt/agents/one", f"/opt/agents/one/{state}")), facts)
-    outside = replace(wanted.place, state="/opt/agents") if state == ".." else wanted.place
+    outside = replace(wanted.location, state="/opt/agents") if state == ".." else wanted.location
     with pytest.raises(ConfigError, match=r"install\.state"):
-        plan_deploy(facts, replace(wanted, place=outside))
+        plan_deploy(facts, replace(wanted, location=outside))
 
 
 @pytest.mark.parametrize("state", ["/opt/agents/one/state", "/opt/agents/one-state", "/data/versions"])
@@ -139,21 +145,21 @@ def test_a_state_beside_the_programs_is_taken(state: str) -> None:
 
 def test_a_new_certificate_takes_no_restart() -> None:
     facts, wanted = settled(HOST, facts_of({}))
-    wanted = replace(wanted, trusted=Trusted(b"ca", b"revoked", b"new certificate", b"new key"))
+    wanted = replace(wanted, trust_files=TrustFiles(b"ca", b"revoked", b"new certificate", b"new key"))
     plan = plan_deploy(facts, wanted)
-    assert (kinds(plan), plan.restarts) == (["PutFile", "PutFile", "CheckHealth", "Forget"], False)
+    assert (kinds(plan), plan.restarts) == (["PutFile", "PutFile", "CheckHealth", "DropRollback"], False)
     assert [str(command).split()[1] for command in plan.commands[:2]] == ["/etc/benchfleet/agent.key", "/etc/benchfleet/agent.crt"]
 
 
 def test_a_change_of_the_configuration_restarts_after_it_was_seen_that_no_trial_runs() -> None:
     facts, _ = settled(HOST, facts_of({}))
     plan = plan_deploy(facts, wanted_of(replace(HOST, labels={"gpu": "h200"}), facts, certificate=False))
-    assert kinds(plan) == ["RequireIdle", "Remember", "PutFile", "SwitchLink"] + ["RunProgram"] * 3 + ["CheckHealth", "Forget"]
+    assert kinds(plan) == ["RequireIdle", "SaveForRollback", "PutFile", "SwitchLink"] + ["RunProgram"] * 3 + ["CheckHealth", "DropRollback"]
 
 
 def test_only_wheels_that_are_missing_by_digest_are_copied() -> None:
     facts, wanted = settled(HOST, facts_of({}))
-    newer = Item("benchfleet-9-cccc", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "c" * 64, 4_000_000)
+    newer = BundleFile("benchfleet-9-cccc", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "c" * 64, 4_000_000)
     plan = plan_deploy(facts, replace(wanted, bundle=Bundle("9", (newer, WHEELS[1]))))
     assert [command.name for command in plan.commands if isinstance(command, do.SendWheel)] == ["benchfleet-9-cccc"]
     links = [(command.path, command.to) for command in plan.commands if isinstance(command, do.SwitchLink)]
@@ -169,9 +175,9 @@ def test_a_switch_that_was_cut_off_is_finished(restarted: bool, first: str) -> N
 
 def test_a_key_shows_in_no_form_of_a_plan() -> None:
     facts = facts_of({})
-    wanted = replace(wanted_of(HOST, facts), trusted=Trusted(b"ca", b"revoked", b"certificate", b"PRIVATE-KEY"))
+    wanted = replace(wanted_of(HOST, facts), trust_files=TrustFiles(b"ca", b"revoked", b"certificate", b"PRIVATE-KEY"))
     plan = plan_deploy(facts, wanted)
-    assert "PRIVATE-KEY" not in repr(plan) + repr(wanted) + json.dumps([dict(do.shown(command)) for command in plan.commands])
+    assert "PRIVATE-KEY" not in repr(plan) + repr(wanted) + json.dumps([dict(do.command_json(command)) for command in plan.commands])
 
 
 def test_an_agent_reads_from_its_configuration_what_the_fleet_file_said() -> None:
@@ -179,7 +185,7 @@ def test_an_agent_reads_from_its_configuration_what_the_fleet_file_said() -> Non
         "gpu01", "10.0.0.1", labels={"gpu": 'h200 "x"\\ é', "a.b": "\x7f"}, gpus=4, simulated_gpus=2, server_python="/home/me/py",
         metrics="127.0.0.1:9", env={"NCCL_SOCKET_IFNAME": "eth0"}, allow=Allow(python=("/opt/*",), env=("MY_*",)), load_only=True,
     )  # fmt: skip
-    text = config_text(place_of(host, facts_of({})), host)
+    text = config_text(choose_location(host, facts_of({})), host)
     config = parse_config(text.encode(), "agent.toml")
     assert (config.host, config.listen, config.gpus, config.simulated_gpus) == ("gpu01", "0.0.0.0:7433", 4, 2)
     assert (dict(config.labels), config.metrics) == (dict(host.labels), "127.0.0.1:9")
@@ -190,24 +196,24 @@ def test_an_agent_reads_from_its_configuration_what_the_fleet_file_said() -> Non
 
 def test_an_agent_behind_ssh_listens_on_loopback_alone() -> None:
     host = replace(HOST, through_ssh=True, port=9)
-    assert tomllib.loads(config_text(place_of(host, facts_of({})), host))["listen"] == "127.0.0.1:9"
+    assert tomllib.loads(config_text(choose_location(host, facts_of({})), host))["listen"] == "127.0.0.1:9"
 
 
 def test_a_unit_lets_servers_write_to_state_home_and_the_caches_that_are_named() -> None:
     host = replace(HOST, env={"HF_HOME": "/data/hf", "NCCL_SOCKET_IFNAME": "eth0"}, install=Install(run_as="me"))
     facts = facts_of({"users": {"me": [1000, 1000, "/home/me"], "benchfleet": None}})
-    text = unit_text(place_of(host, facts), host)
+    text = unit_text(choose_location(host, facts), host)
     assert "\nReadWritePaths=/var/lib/benchfleet -/home/me -/data/hf\n" in text
     assert [word for word in text.split() if word.startswith("@")] == []
 
 
 def test_servers_in_containers_keep_the_rights_that_their_tools_need() -> None:
     host = replace(HOST, allow=Allow(images=("lmsysorg/*",)))
-    text = unit_text(place_of(host, facts_of({})), host)
+    text = unit_text(choose_location(host, facts_of({})), host)
     assert "NoNewPrivileges" not in text
     assert "RestrictNamespaces" not in text
 
 
 def test_the_unit_that_is_shown_in_the_repository_is_the_one_that_is_written() -> None:
     shown = Path(__file__).parents[2] / "deploy/benchfleet-agent.service"
-    assert shown.read_text() == unit_text(place_of(HOST, facts_of({})), HOST)
+    assert shown.read_text() == unit_text(choose_location(HOST, facts_of({})), HOST)

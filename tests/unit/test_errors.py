@@ -11,13 +11,13 @@ from fleet_protos.errors import ExitCode
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        (errors.ConfigError, ExitCode.USER_MUST_EDIT),
-        (errors.NotFound, ExitCode.USER_MUST_EDIT),
-        (errors.Conflict, ExitCode.USER_MUST_EDIT),
-        (errors.Superseded, ExitCode.USER_MUST_EDIT),
+        (errors.ConfigError, ExitCode.USAGE_ERROR),
+        (errors.NotFound, ExitCode.USAGE_ERROR),
+        (errors.Conflict, ExitCode.USAGE_ERROR),
+        (errors.Superseded, ExitCode.USAGE_ERROR),
         (errors.HostUnreachable, ExitCode.UNREACHABLE),
         (errors.Bug, ExitCode.BUG),
-        (errors.LoadFailed, ExitCode.ANSWER_IS_BAD),
+        (errors.LoadError, ExitCode.FAILED),
     ],
 )
 def test_only_a_measurement_that_went_wrong_is_a_bad_answer(kind: type[errors.FleetError], code: ExitCode) -> None:

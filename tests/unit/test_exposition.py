@@ -40,7 +40,7 @@ def value(series: RunSeries, name: str, **labels: str) -> float | None:
 
 def test_a_run_shows_its_last_numbers_under_bounded_labels() -> None:
     series = RunSeries()
-    series.run(SPEC, RUN, "here")
+    series.record_run(SPEC, RUN, "here")
     assert value(series, names.PROM_OUTPUT_TOK_S, **LABELS) == 88.8
     assert value(series, names.PROM_TTFT_P50, **LABELS) == 0.05
     assert value(series, names.PROM_TPOT_MEAN, **LABELS) == 0.011
@@ -51,7 +51,7 @@ def test_a_run_shows_its_last_numbers_under_bounded_labels() -> None:
 def test_a_void_run_is_counted_and_never_a_number() -> None:
     series = RunSeries()
     void = RunResult("single", 1, metrics=RUN.metrics, gates=(Gate("short_output", GateEffect.VOID_RUN, ""),))
-    series.run(SPEC, void, "here")
+    series.record_run(SPEC, void, "here")
     assert value(series, names.PROM_RUNS, **LABELS, void="true") == 1
     assert value(series, names.PROM_OUTPUT_TOK_S, **LABELS) is None
 
@@ -59,8 +59,8 @@ def test_a_void_run_is_counted_and_never_a_number() -> None:
 def test_trials_are_counted_where_they_are_now() -> None:
     series = RunSeries()
     for phase in (Phase.LAUNCHING, Phase.LAUNCHING, Phase.MEASURING):
-        series.trial("t/1", phase)
-    series.trial("u/1", Phase.OVER, Outcome.OK)
+        series.record_trial("t/1", phase)
+    series.record_trial("u/1", Phase.OVER, Outcome.OK)
     assert value(series, names.PROM_TRIALS, phase="launching", outcome="none") == 0
     assert value(series, names.PROM_TRIALS, phase="measuring", outcome="none") == 1
     assert value(series, names.PROM_TRIALS, phase="over", outcome="ok") == 1

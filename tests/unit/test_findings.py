@@ -12,7 +12,7 @@ import yaml
 
 from fleet_controller.fleet_file.fleet_loader import check_fleet
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.yaml.findings import LONGEST_TEXT, Finding, Rejected
+from fleet_controller.yaml.findings import LONGEST_TEXT, FileRejected, Finding
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = "x" * 2_000
@@ -45,7 +45,7 @@ def findings_of(document: Any, *, fleet: bool) -> tuple[Finding, ...]:
     text = yaml.safe_dump(document, sort_keys=False)
     try:
         return check_fleet(text, "fleet.yaml").findings if fleet else load_job(text, "job.yaml", EXAMPLES).findings
-    except Rejected as rejected:
+    except FileRejected as rejected:
         assert len(rejected.message) < 2 * LONGEST_TEXT
         return rejected.findings
 

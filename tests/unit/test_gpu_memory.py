@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.core.allocation import Pool, take
-from fleet_agent.host.gpu_memory import holder
+from fleet_agent.core.allocation import GpuPool, claim_gpus
+from fleet_agent.host.gpu_memory import classify_holder
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.host_state import HostView
+from fleet_agent.host.host_state import HostState
 from fleet_knowledge.host.gpu import GpuProcess
 from fleet_protos.errors import Conflict
 from fleet_protos.trial_types import EngineKind
@@ -34,8 +34,8 @@ class Box:
         spare.write_text(json.dumps({"gpus": gpus, "processes": processes}))
         os.replace(spare, self.path)
 
-    def view(self, limit_s: float) -> HostView:
-        return HostView(RecordedGpus(self.path), self.path.parent, limit_s)
+    def view(self, limit_s: float) -> HostState:
+        return HostState(RecordedGpus(self.path), self.path.parent, limit_s)
 
 
 @pytest.fixture
@@ -45,17 +45,17 @@ def box(tmp_path: Path) -> Box:
 
 async def test_memory_that_is_back_within_the_tolerance_leaves_nothing(box: Box) -> None:
     view = box.view(SHORT_S)
-    baseline = await view.baseline(EngineKind.SGLANG, (0, 1))
+    baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400 + 512, 400)
-    assert (baseline, await view.settle(baseline), dict(view.aside)) == ({0: 400, 1: 400}, (), {})
+    assert (baseline, await view.wait_memory_back(baseline), dict(view.quarantined)) == ({0: 400, 1: 400}, (), {})
 
 
 async def test_memory_that_comes_back_late_is_waited_for(box: Box) -> None:
     view = box.view(LONG_S)
-    baseline = await view.baseline(EngineKind.SGLANG, (0, 1))
+    baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 66000)
     async with asyncio.timeout(LONG_S):
-        settling = asyncio.ensure_future(view.settle(baseline))
+        settling = asyncio.ensure_future(view.wait_memory_back(baseline))
         await asyncio.sleep(0)
         assert not settling.done()
         box.hold(400, 400)
@@ -64,54 +64,54 @@ async def test_memory_that_comes_back_late_is_waited_for(box: Box) -> None:
 
 async def test_memory_that_stays_is_told_with_gpu_size_and_pid_and_its_gpu_is_set_aside(box: Box) -> None:
     view = box.view(SHORT_S)
-    baseline = await view.baseline(EngineKind.SGLANG, (0, 1))
+    baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936, pid=4194002)
-    (line,) = await view.settle(baseline)
+    (line,) = await view.wait_memory_back(baseline)
     assert "GPU1 still holds 64.0 GiB" in line and "pid 4194002" in line
-    assert dict(view.aside) == {1: line}
+    assert dict(view.quarantined) == {1: line}
 
 
 async def test_no_trial_gets_a_gpu_that_is_set_aside_and_the_reason_is_told(box: Box) -> None:
     view = box.view(SHORT_S)
-    baseline = await view.baseline(EngineKind.SGLANG, (0, 1))
+    baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936, pid=4194002)
-    await view.settle(baseline)
+    await view.wait_memory_back(baseline)
     with pytest.raises(Conflict, match="set aside: GPU1 still holds"):
-        take(Pool((0, 1), aside=view.aside), "t/1", 2)
-    assert take(Pool((0, 1), aside=view.aside), "t/1", 1)[1] == (0,)
+        claim_gpus(GpuPool((0, 1), quarantined=view.quarantined), "t/1", 2)
+    assert claim_gpus(GpuPool((0, 1), quarantined=view.quarantined), "t/1", 1)[1] == (0,)
 
 
 async def test_a_gpu_is_given_back_once_its_memory_is_back(box: Box) -> None:
     view, stopping = box.view(SHORT_S), asyncio.Event()
-    baseline = await view.baseline(EngineKind.SGLANG, (0, 1))
+    baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(view.watch_aside(stopping))
+        tasks.create_task(view.watch_quarantined(stopping))
         box.hold(400, 65936)
-        await view.settle(baseline)
-        assert set(view.aside) == {1}
+        await view.wait_memory_back(baseline)
+        assert set(view.quarantined) == {1}
         box.hold(400, 500)
-        await view.given_back.wait()
-        assert dict(view.aside) == {}
+        await view.gpu_released.wait()
+        assert dict(view.quarantined) == {}
         stopping.set()
 
 
 async def test_a_gpu_that_no_longer_answers_stays_aside(box: Box) -> None:
     view = box.view(SHORT_S)
-    baseline = await view.baseline(EngineKind.SGLANG, (0, 1))
+    baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936)
-    await view.settle(baseline)
+    await view.wait_memory_back(baseline)
     box.hold(400)
-    await view.look_again()
-    assert set(view.aside) == {1}
+    await view.release_recovered()
+    assert set(view.quarantined) == {1}
 
 
 async def test_an_engine_without_gpus_of_this_host_has_no_baseline(box: Box) -> None:
-    assert await HostView(state=box.path.parent).baseline(EngineKind.SIMULATED, (0, 1)) == {}
-    assert await box.view(SHORT_S).baseline(EngineKind.SGLANG, ()) == {}
+    assert await HostState(state=box.path.parent).memory_baseline(EngineKind.SIMULATED, (0, 1)) == {}
+    assert await box.view(SHORT_S).memory_baseline(EngineKind.SGLANG, ()) == {}
 
 
 def test_whose_a_process_is_comes_from_this_host() -> None:
-    mine = holder(GpuProcess(os.getpid(), "python", 100, 0))
+    mine = classify_holder(GpuProcess(os.getpid(), "python", 100, 0))
     assert mine.standing == "foreign" and mine.owner
-    assert holder(GpuProcess(4194003, "", 100, 0, visible=False)).standing == "unseen"
-    assert "another container" in str(holder(GpuProcess(4194003, "", 100, 0, visible=False)))
+    assert classify_holder(GpuProcess(4194003, "", 100, 0, visible=False)).standing == "unseen"
+    assert "another container" in str(classify_holder(GpuProcess(4194003, "", 100, 0, visible=False)))

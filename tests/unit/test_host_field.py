@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.report.diagnosis_output import Told, joined, told_of
-from fleet_knowledge.host import recognise
+from fleet_controller.report.diagnosis_output import FileDiagnosis, diagnose_file, merge_diagnoses
+from fleet_knowledge.host import recognise_host_text
 from fleet_knowledge.host.topology import read_topology
 from fleet_knowledge.server_log.log_reader import LogReader
 
@@ -25,7 +25,7 @@ def case(name: str) -> tuple[Any, Any]:
 
 
 def told(text: str) -> dict[str, Any]:
-    found = recognise(text)
+    found = recognise_host_text(text)
     assert found is not None
     return dict(found)
 
@@ -33,12 +33,12 @@ def told(text: str) -> dict[str, Any]:
 def together(*texts: str) -> dict[str, Any]:
     """What `fleetctl diagnose` makes of several files."""
 
-    def told(text: str) -> Told:
+    def told(text: str) -> FileDiagnosis:
         reader = LogReader()
         reader.feed(text.encode())
-        return told_of("file", reader.finish(), text)
+        return diagnose_file("file", reader.finish(), text)
 
-    return joined([told(text) for text in texts])
+    return merge_diagnoses([told(text) for text in texts])
 
 
 def contain_all(texts: list[str], words: list[str]) -> bool:
@@ -73,7 +73,7 @@ def test_f06_lscpu_is_read_in_other_languages_and_nodes_without_processors_do_no
     for text, facts in zip(texts[:-1], expected[:-1], strict=True):
         found = told(text)
         assert {name: found[name] for name in facts} == facts
-    assert recognise(texts[-1]) is None
+    assert recognise_host_text(texts[-1]) is None
 
 
 def test_the_number_of_processors_is_found_under_a_label_of_any_language() -> None:
@@ -131,7 +131,7 @@ def test_the_digest_is_of_the_wires_and_not_of_their_print() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="GPU0123 \tXNVSYIMHDE/A,-\n:.{}[]\"pid\x1b[4m", max_size=300))
 def test_no_text_at_all_breaks_a_reader(text: str) -> None:
-    recognise(text)
+    recognise_host_text(text)
     assert read_topology("\tGPU0\tGPU1\n" + text).gpus >= 0
 
 

@@ -11,10 +11,10 @@ import pytest
 from fleet_agent.host import sysfs
 from fleet_agent.host.fingerprint import read_fingerprint
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.host_state import HostView
+from fleet_agent.host.host_state import HostState
 from fleet_agent.host.nvml import NvmlGpus
 from fleet_knowledge.host.gpu import STABLE, VOLATILE, Gpu
-from fleet_knowledge.host.gpu_comparison import differences, slowest, unequal
+from fleet_knowledge.host.gpu_comparison import find_differences, find_inequalities, least_values
 from fleet_protos.errors import ConfigError
 from tests.fakes.nvml_recording import RecordedNvml
 
@@ -62,7 +62,7 @@ def test_every_field_that_nvml_answers_is_read_and_its_library_is_closed_again(t
 
 def test_what_a_gpu_does_not_have_is_absent_and_a_lost_one_is_a_fault() -> None:
     _, plain, lost = NvmlGpus(RecordedNvml(DATA / "nvml-three-gpus.json")).read().gpus
-    assert set(plain.told()) == {"index", "uuid", "name", "memory_mib", "memory_used_mib", "driver"}
+    assert set(plain.known_facts()) == {"index", "uuid", "name", "memory_mib", "memory_used_mib", "driver"}
     assert (lost.index, lost.fault) == (2, "GPU is lost")
 
 
@@ -94,7 +94,7 @@ def test_each_stable_fact_is_part_of_the_identity(tmp_path: Path, name: str) -> 
     before = read_fingerprint(recorded(tmp_path))
     after = read_fingerprint(recorded(tmp_path, **{name: STABLE_CHANGES[name]}))
     assert before.identity != after.identity
-    assert f"gpu_{name}" in {fact for fact, _, _ in differences(before.stable, after.stable)}
+    assert f"gpu_{name}" in {fact for fact, _, _ in find_differences(before.stable, after.stable)}
 
 
 def test_no_field_is_both_stable_and_volatile() -> None:
@@ -115,7 +115,7 @@ def test_the_least_of_each_value_stands_in_the_fingerprint(tmp_path: Path) -> No
 
 
 async def test_the_view_reads_a_fingerprint_of_this_very_host() -> None:
-    facts = await HostView().fingerprint()
+    facts = await HostState().fingerprint()
     assert {"identity", "kernel", "machine"} <= set(facts)
     assert all(isinstance(value, str) and value for value in facts.values())
 
@@ -164,15 +164,15 @@ def test_acs_redirection_is_read_from_the_bridges_where_that_may_be(tmp_path: Pa
 
 def test_width_is_judged_always_and_generation_only_under_load() -> None:
     gpus = [Gpu(index, pcie_width=16, pcie_width_max=16, pcie_generation=1 if index == 2 else 5) for index in range(4)]
-    assert unequal(gpus) == ()
-    assert [warn.message for warn in unequal(gpus, under_load=True)] == ["GPU2 runs at PCIe generation 1 under load (others 5)"]
+    assert find_inequalities(gpus) == ()
+    assert [warn.message for warn in find_inequalities(gpus, under_load=True)] == ["GPU2 runs at PCIe generation 1 under load (others 5)"]
 
 
 def test_gpus_that_are_all_alike_and_all_too_narrow_are_told_once() -> None:
     gpus = [Gpu(index, pcie_width=8, pcie_width_max=16) for index in range(4)]
-    assert [warn.message for warn in unequal(gpus)] == ["all GPUs run at PCIe x8 of x16"]
-    assert slowest(gpus) == {"pcie_width": 8}
+    assert [warn.message for warn in find_inequalities(gpus)] == ["all GPUs run at PCIe x8 of x16"]
+    assert least_values(gpus) == {"pcie_width": 8}
 
 
 def test_an_unknown_value_is_no_difference() -> None:
-    assert unequal([Gpu(0, power_limit_w=700), Gpu(1), Gpu(2, power_limit_w=700)]) == ()
+    assert find_inequalities([Gpu(0, power_limit_w=700), Gpu(1), Gpu(2, power_limit_w=700)]) == ()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fleet_agent.app.admission import Admission
-from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.core.engine import LaunchCommand, LaunchPlace
 from fleet_agent.engines.sglang.launch import container_command
 from fleet_agent.engines.sglang.launch.server_command import HostFacts, server_command
 from fleet_controller.job_file.job_loader import load_job
@@ -76,7 +76,7 @@ def _rename(top: dict[str, Any], key: str, text: str) -> None:
 WHOLES = {"host": ON_HOST, "container": CONTAINED}
 PLACES = [(kind, name) for kind, whole in WHOLES.items() for name, _ in places(whole) if kind == "host" or ".container" in name]
 HOST = Admission("here")
-FACTS = HostFacts("/home/USER", {"PATH": "/bin"}, runtime=container_command.Runtime("docker", "/usr/bin/docker"), has_hub=True)
+FACTS = HostFacts("/home/USER", {"PATH": "/bin"}, runtime=container_command.ContainerRuntime("docker", "/usr/bin/docker"), has_hub=True)
 
 
 def specs_of(document: dict[str, Any]) -> tuple[TrialSpec, ...]:
@@ -88,7 +88,7 @@ def specs_of(document: dict[str, Any]) -> tuple[TrialSpec, ...]:
 
 def command_of(spec: TrialSpec) -> LaunchCommand:
     """What the host would execute. Raises ConfigError."""
-    return server_command(HOST.admit(spec), Place(30000, (0,), Path("/state/t/1/server"), f"{spec.trial_id}/1"), FACTS)
+    return server_command(HOST.admit(spec), LaunchPlace(30000, (0,), Path("/state/t/1/server"), f"{spec.trial_id}/1"), FACTS)
 
 
 def options_of(document: dict[str, Any]) -> set[str]:

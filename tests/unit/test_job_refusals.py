@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.admission.host_policy import Policy, ServerDefaults, with_defaults, with_own
-from fleet_agent.core.admission.policy_check import Look, refusals
+from fleet_agent.core.admission.host_policy import (
+    Policy,
+    ServerDefaults,
+    allow_defaults,
+    with_defaults,
+)
+from fleet_agent.core.admission.policy_check import PathLookup, policy_violations
 from fleet_knowledge.nccl.variables.known_variables import VARIABLES
 from fleet_protos.trial_types import Container, EngineKind, EngineSpec
 
@@ -33,11 +38,11 @@ def real(path: str) -> str:
     return path
 
 
-LOOK = Look("/home/USER", real, lambda program: program if program.startswith("/") else f"/usr/bin/{program}", ("/var/lib/benchfleet",))
+LOOK = PathLookup("/home/USER", real, lambda program: program if program.startswith("/") else f"/usr/bin/{program}", ("/var/lib/benchfleet",))
 
 
 def keys(engine: EngineSpec, policy: Policy = POLICY, given: tuple[str, ...] = ()) -> list[str]:
-    return [refusal.key for refusal in refusals(engine, given, policy, LOOK)]
+    return [refusal.key for refusal in policy_violations(engine, given, policy, LOOK)]
 
 
 def with_env(**env: str) -> EngineSpec:
@@ -267,4 +272,4 @@ def test_the_hosts_image_stands_in_where_a_job_names_neither_python_nor_image() 
 def test_a_default_of_the_host_is_allowed_there() -> None:
     defaults = ServerDefaults("/opt/sglang/bin/python", "")
     engine = with_defaults(replace(ENGINE, python=""), defaults)
-    assert keys(engine, with_own(Policy(is_open=False), defaults)) == []
+    assert keys(engine, allow_defaults(Policy(is_open=False), defaults)) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleet_agent.storage.journal import Journal, JournalDamaged, JournalFailed
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict
 from fleet_protos.events import Body, Event, ServerLaunched, TrialAccepted, TrialOver, WarmedUp
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
@@ -247,22 +247,22 @@ def test_only_so_many_trials_that_are_over_are_remembered(folder: Path) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_whose_orders_count_outlives_the_process_and_a_compaction(journal: Journal, folder: Path, compacted: bool) -> None:
-    assert journal.lease == Lease()
+    assert journal.epoch == ControllerEpoch()
     fill(journal)
-    journal.obey(Lease("store", 4, 1))
-    journal.obey(Lease("store", 5, 1))
+    journal.record_epoch(ControllerEpoch("store", 4, 1))
+    journal.record_epoch(ControllerEpoch("store", 5, 1))
     journal.acknowledge(3)
     assert journal.compact() or not compacted
     journal.close()
     again = Journal.open(folder)
-    assert (again.lease, again.acknowledged, again.last_sequence) == (Lease("store", 5, 1), 3, 3)
+    assert (again.epoch, again.acknowledged, again.last_sequence) == (ControllerEpoch("store", 5, 1), 3, 3)
     again.close()
 
 
 def test_a_reader_from_before_leases_takes_the_record_for_an_acknowledgement(journal: Journal, folder: Path) -> None:
     fill(journal)
     journal.acknowledge(2)
-    journal.obey(Lease("store", 4, 1))
+    journal.record_epoch(ControllerEpoch("store", 4, 1))
     last = (folder / "events.jsonl").read_bytes().splitlines()[-1][9:]
     assert last.startswith(b'{"acknowledged":2,')
 
@@ -356,7 +356,7 @@ journal.close()
 journal = Journal.open(folder)
 print(journal.last_sequence == last == len(list(journal.events())), repr(journal.repaired))
 os.unlink(folder / "other")
-journal.keep_reserve()
+journal.refill_reserve()
 print(journal.lacks_reserve)
 put("again")
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.core.engine import LaunchCommand, LaunchPlace
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
-from fleet_agent.server.trial_server import Tools, TrialServer
+from fleet_agent.server.trial_server import TrialServer, TrialTools
 from fleet_protos import events as ev
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
@@ -22,19 +22,19 @@ class SlowAtFirst:
     def __init__(self) -> None:
         self.looks = 0
 
-    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+    def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
         raise AssertionError("nothing is launched")
 
-    def url(self, spec: TrialSpec, place: Place) -> str:
+    def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         return "http://here"
 
-    async def ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str) -> str:
         self.looks += 1
         if self.looks == 1:
             raise TimeoutError
         return ""
 
-    async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ev.ConfigurationProved:
+    async def prove_configuration(self, spec: TrialSpec, url: str, log_path: Path) -> ev.ConfigurationProved:
         return ev.ConfigurationProved()
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
@@ -44,6 +44,6 @@ class SlowAtFirst:
 async def test_one_look_that_takes_too_long_is_not_the_end_of_the_waiting(tmp_path: Path) -> None:
     engine = SlowAtFirst()
     spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, "m", url="http://here", ready_timeout_s=60.0))
-    tools = Tools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine})
+    tools = TrialTools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine})
     told = await TrialServer(spec, tools, (), tmp_path).await_ready(time.monotonic() + 60.0)
     assert (type(told), engine.looks) == (ev.ServerReady, 2)

@@ -13,7 +13,7 @@ from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.equivalence import twins
 from fleet_controller.planning.job_plan import make_variants
 from fleet_controller.yaml.findings import Finding, JobRejected
-from fleet_knowledge.sglang.speculation.sweep_notation import expand, servers
+from fleet_knowledge.sglang.speculation.sweep_notation import distinct_servers, expand_sweep
 
 DATA = Path(__file__).parent / "data" / "field"
 SWEEP: dict[str, Any] = json.loads((DATA / "G08.json").read_text())
@@ -47,9 +47,9 @@ def test_lint_tells_what_the_server_would_refuse(name: str, job: dict[str, Any])
 
 
 def test_a_sweep_says_what_each_entry_becomes() -> None:
-    points = expand(SWEEP["input"])
+    points = expand_sweep(SWEEP["input"])
     assert [point.to_json() for point in points] == SWEEP["expected"]["expanded"]
-    assert len(servers(points)) == SWEEP["expected"]["servers"]
+    assert len(distinct_servers(points)) == SWEEP["expected"]["servers"]
 
 
 def sweep_levels() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_lint_of_a_sweep_written_as_levels_finds_the_entry_that_repeats_another(
 
 
 def test_the_job_made_of_a_sweep_has_a_level_for_each_server_and_no_arm_without_effect() -> None:
-    points = expand(SWEEP["input"])
+    points = expand_sweep(SWEEP["input"])
     filled = sweep_job(points).replace("$MODEL", "/models/a").replace("$DRAFT_MODEL", "/models/a-eagle3")
     loaded = load_job(filled, "job.yaml")
     assert list(loaded.job.factors["speculation"]) == ["none", "s5-k1-d6", "s4-k2-d8", "s2-k3-d20"]

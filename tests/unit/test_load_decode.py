@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fleet_agent.load.client import http_framing
 from fleet_agent.load.client import response_decoder as decoder
-from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.received import RecordedReads
 from fleet_agent.load.client.request_record import Response
-from fleet_agent.load.client.sse import Events
+from fleet_agent.load.client.sse import SseParser
 from tests.fakes import streams
 from tests.fakes.native import WAYS, reading
 
@@ -36,7 +36,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def decode(pairs: Iterable[tuple[int, bytes]], *, closed: bool, failure: str = "", detail: str = "") -> Response:
-    return decoder.decode(Reads.of(pair for pair in pairs if pair[1]), closed=closed, failure=failure, detail=detail)
+    return decoder.decode_response(RecordedReads.from_pairs(pair for pair in pairs if pair[1]), closed=closed, failure=failure, detail=detail)
 
 
 def at_once(content: bytes) -> Response:
@@ -233,7 +233,7 @@ def test_chunk_extensions_and_trailers_are_read() -> None:
 
 
 def test_events_know_comments_several_data_lines_and_lone_carriage_returns() -> None:
-    events = Events()
+    events = SseParser()
     parts = [(1, b": hello\r\rdata: a\rdata:b\r"), (2, b"\rid: 4\n\nevent: x\ndata: c\n\ndata: cut")]
     found = [event for ns, part in parts for event in events.feed(ns, part)]
     assert [(one.ns, one.data) for one in found] == [(2, b"a\nb"), (2, b"c")]
@@ -265,22 +265,22 @@ def test_reads_that_are_alike_say_what_reading_them_as_json_says(texts: list[str
 @given(texts=st.lists(st.binary(min_size=1, max_size=40), max_size=12), cuts=st.lists(st.integers(0, 10_000), max_size=40))
 def test_the_end_that_sizes_of_chunks_tell_is_the_end_of_the_answer(texts: list[bytes], cuts: list[int]) -> None:
     content = streams.HEAD + b"".join(map(streams.chunk, [*texts, b"0\r\n\r\n"])) + streams.LAST_CHUNK
-    frame, ending, came = http_framing.Framing(), None, 0
+    frame, ending, came = http_framing.HttpFraming(), None, 0
     for _, piece in pieces(content, cuts):
         came += len(piece)
         if ending is None:
             frame.feed(piece)
             ahead = frame.next_chunk()
-            ending = ahead and http_framing.Ending(*ahead)
-            found = http_framing.AT_END if frame.state == http_framing.ENDED else http_framing.GOES_ON
+            ending = ahead and http_framing.ChunkedEnd(*ahead)
+            found = http_framing.ANSWER_AT_END if frame.state == http_framing.ENDED else http_framing.ANSWER_GOES_ON
         else:
-            found = ending.look(piece)
-        if found == http_framing.LOOK_CLOSER:  # the last line itself may be cut, which only the whole tells
+            found = ending.feed(piece)
+        if found == http_framing.ANSWER_NEEDS_PARSING:  # the last line itself may be cut, which only the whole tells
             assert came >= len(content) - len(streams.LAST_CHUNK)
             return
-        assert (found == http_framing.AT_END) == (came == len(content))
+        assert (found == http_framing.ANSWER_AT_END) == (came == len(content))
 
 
 @pytest.mark.parametrize("after", [b"zz\r\n", b"-5\r\nabc", b"0\r\nx-trailer: 1\r\n\r\n", b"5;name=1\r\nhello\r\n", b"\r\n", b"f" * 5000])
 def test_what_sizes_alone_do_not_tell_is_looked_at_closer(after: bytes) -> None:
-    assert http_framing.Ending(0, b"").look(after) == http_framing.LOOK_CLOSER
+    assert http_framing.ChunkedEnd(0, b"").feed(after) == http_framing.ANSWER_NEEDS_PARSING

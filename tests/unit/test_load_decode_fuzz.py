@@ -14,9 +14,9 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.received import RecordedReads
 from fleet_agent.load.client.request_record import Response
-from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.client.response_decoder import decode_response
 from tests.fakes import reference_decoder, streams
 from tests.fakes.native import WAYS, reading
 
@@ -139,7 +139,7 @@ def timed(content: bytes, cuts: Sequence[int]) -> list[tuple[int, bytes]]:
 
 
 def decoded(content: bytes, cuts: Sequence[int]) -> Response:
-    return decode(Reads.of(timed(content, cuts)), closed=False)
+    return decode_response(RecordedReads.from_pairs(timed(content, cuts)), closed=False)
 
 
 def assert_as_read(content: bytes, cuts: Sequence[int]) -> Response:
@@ -184,7 +184,7 @@ def test_a_sound_stream_reads_the_same_byte_by_byte(sound: list[bytes]) -> None:
 @example(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999\r\n\r\nx", False)
 def test_bytes_that_mean_nothing_are_never_a_success(content: bytes, closed: bool) -> None:
     for head in (b"", streams.HEAD):
-        assert decode(Reads.of(timed(head + content, [3, 77])), closed=closed).error_kind
+        assert decode_response(RecordedReads.from_pairs(timed(head + content, [3, 77])), closed=closed).error_kind
 
 
 @pytest.mark.parametrize("size", [1448, 65536], ids=["packets", "full reads"])
@@ -193,7 +193,7 @@ def test_a_line_of_many_mebibytes_takes_no_longer_than_its_bytes(size: int) -> N
     content = streams.chat(["a", text, "b"])
     reads = [(at, content[at : at + size]) for at in range(0, len(content), size)]
     began_s = time.process_time()
-    response = decode(Reads.of(reads), closed=False)
+    response = decode_response(RecordedReads.from_pairs(reads), closed=False)
     assert time.process_time() - began_s < SLOW_S
     assert (response.error_kind, response.completion_tokens, len(response.chunk_ns), len(response.text)) == ("", 3, 3, len(text) + 2)
 
@@ -202,12 +202,12 @@ def test_a_line_without_an_end_takes_no_longer_than_its_bytes() -> None:
     content = streams.HEAD + b"7fffffff\r\ndata: " + b"y" * (16 * MIB)
     reads = [(at, content[at : at + 1448]) for at in range(0, len(content), 1448)]
     began_s = time.process_time()
-    assert decode(Reads.of(reads), closed=False).error_kind == "truncated"
+    assert decode_response(RecordedReads.from_pairs(reads), closed=False).error_kind == "truncated"
     assert time.process_time() - began_s < SLOW_S
 
 
 def test_a_mebibyte_of_line_ends_and_comments_says_nothing() -> None:
     content = streams.HEAD + streams.chunk(b"\r\n" * MIB + b":\n" * MIB) + streams.LAST_CHUNK
     began_s = time.process_time()
-    assert decode(Reads.of(timed(content, range(0, len(content), 4096))), closed=False).error_kind == "malformed"
+    assert decode_response(RecordedReads.from_pairs(timed(content, range(0, len(content), 4096))), closed=False).error_kind == "malformed"
     assert time.process_time() - began_s < SLOW_S

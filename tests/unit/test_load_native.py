@@ -20,10 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.load.client import http_framing
-from fleet_agent.load.client.fast_path import Alike
-from fleet_agent.load.client.native.library import FOLDER_VARIABLE, Answer, Library, built, library
-from fleet_agent.load.client.native_reader import NativeTaken, NativeWire
-from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.fast_path import EventTemplate
+from fleet_agent.load.client.native.library import (
+    FOLDER_VARIABLE,
+    Library,
+    NativeAnswer,
+    build_library,
+    load_library,
+)
+from fleet_agent.load.client.native_reader import NativeReads, NativeSocketReader
+from fleet_agent.load.client.received import RecordedReads
 from tests.fakes import streams
 from tests.fakes.native import FOLDER, need_compiler
 
@@ -41,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def loaded() -> Library | None:
-    return library.__wrapped__()
+    return load_library.__wrapped__()
 
 
 def program(path: Path, text: str) -> str:
@@ -51,21 +57,21 @@ def program(path: Path, text: str) -> str:
 
 
 def test_it_is_built_once(folder: Path) -> None:
-    first = built(folder)
+    first = build_library(folder)
     made = first.stat().st_mtime_ns
-    assert (built(folder), first.stat().st_mtime_ns, list(folder.iterdir())) == (first, made, [first])
+    assert (build_library(folder), first.stat().st_mtime_ns, list(folder.iterdir())) == (first, made, [first])
     assert loaded() is not None
 
 
 def test_what_others_could_have_written_is_built_anew(folder: Path) -> None:
-    path = built(folder)
+    path = build_library(folder)
     path.write_bytes(b"somebody's")
     path.chmod(0o666)
-    assert built(folder).read_bytes().startswith(b"\x7fELF")
+    assert build_library(folder).read_bytes().startswith(b"\x7fELF")
 
 
 def test_a_folder_that_others_may_write_to_holds_nothing_that_is_loaded(folder: Path) -> None:
-    built(folder)
+    build_library(folder)
     folder.chmod(0o777)
     assert loaded() is None
 
@@ -106,7 +112,7 @@ def test_nothing_is_built_where_no_folder_is_named(monkeypatch: pytest.MonkeyPat
 @lru_cache(1)
 def in_c() -> Library:
     need_compiler()
-    return Library(built(FOLDER))
+    return Library(build_library(FOLDER))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,10 +127,10 @@ ESCAPES = st.sampled_from(
 
 @given(st.lists(ESCAPES, min_size=1, max_size=6).map("".join))
 def test_a_text_with_escapes_says_in_c_what_json_says_or_is_left_to_it(text: str) -> None:
-    alike = Alike.like(DATA)
+    alike = EventTemplate.from_event(DATA)
     assert alike is not None
     content = alike.before + text.encode() + alike.behind.removesuffix(b"\r\n")
-    run = alike.take_in_c(in_c(), Reads.of([(1, b"%x\r\n%b\r\n" % (len(content), content))]), 0, 0)
+    run = alike.read_run_in_c(in_c(), RecordedReads.from_pairs([(1, b"%x\r\n%b\r\n" % (len(content), content))]), 0, 0)
     try:
         said = json.loads(f'"{text}"')
         said.encode()
@@ -139,15 +145,15 @@ def test_a_text_with_escapes_says_in_c_what_json_says_or_is_left_to_it(text: str
     cuts=st.lists(st.integers(0, 10_000), max_size=20),
 )
 def test_events_that_are_alike_are_the_same_in_c_and_in_python(parts: list[tuple[bytes, int]], more: bytes, cuts: list[int]) -> None:
-    alike = Alike.like(DATA)
+    alike = EventTemplate.from_event(DATA)
     assert alike is not None
     contents = [(alike.before + text + alike.behind.removesuffix(b"\r\n"), wrong) for text, wrong in parts]
     data = b"".join(b"%x\r\n%b\r\n" % (len(content) + wrong, content) for content, wrong in contents) + more
     if not data:
         return
     places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
-    reads = Reads.of((end, data[start:end]) for start, end in pairwise(places))
-    there, in_python = alike.take_in_c(in_c(), reads, 0, 0), alike.take_in_python(reads, 0, 0)
+    reads = RecordedReads.from_pairs((end, data[start:end]) for start, end in pairwise(places))
+    there, in_python = alike.read_run_in_c(in_c(), reads, 0, 0), alike.read_run_in_python(reads, 0, 0)
     if in_python.text.isprintable() and "\u2028" not in data.decode(errors="replace"):  # Python leaves odd spaces to JSON, C need not
         assert there.at >= in_python.at
         assert (there.times_ns[: len(in_python.times_ns)], there.text[: len(in_python.text)]) == (in_python.times_ns, in_python.text)
@@ -162,11 +168,11 @@ def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(texts: list[
     content = bytearray(b"".join(map(streams.chunk, texts)) + streams.LAST_CHUNK)
     for place, byte in damage:
         content[place % len(content)] = byte
-    expected = http_framing.Ending(0, b"").look(bytes(content))
+    expected = http_framing.ChunkedEnd(0, b"").feed(bytes(content))
     found = watched(bytes(content))
     if found == 2:
-        assert expected == http_framing.AT_END
-    elif expected == http_framing.AT_END:
+        assert expected == http_framing.ANSWER_AT_END
+    elif expected == http_framing.ANSWER_AT_END:
         assert damage and found == 1  # Python's int() takes signs and spaces, which only the whole settles
 
 
@@ -192,7 +198,7 @@ def watched(content: bytes) -> int:
 
 
 def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collected() -> None:
-    alike = Alike(b'data: {"text":"', b'"}\n\n\r\n')
+    alike = EventTemplate(b'data: {"text":"', b'"}\n\n\r\n')
     event = b'data: {"text":"abc"}\n\n'
     first = b"%x\r\n%s\r\n" % (len(event), event)
     gc.collect()
@@ -200,7 +206,7 @@ def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collecte
     try:
         before = len(gc.get_objects())
         for size in range(500):
-            assert alike.take_in_c(in_c(), Reads.of([(1, first + b"x" * size)]), 0, 0).text == "abc"
+            assert alike.read_run_in_c(in_c(), RecordedReads.from_pairs([(1, first + b"x" * size)]), 0, 0).text == "abc"
         kept = len(gc.get_objects()) - before
     finally:
         gc.enable()
@@ -209,12 +215,12 @@ def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collecte
 
 def test_under_a_flood_of_answers_few_wait_to_be_copied() -> None:
     async def left() -> int:
-        wire, turns = NativeWire(in_c()), 0
+        wire, turns = NativeSocketReader(in_c()), 0
         began = time.monotonic()
         while turns < 200:
             turns += time.monotonic() - began > 0.2  # by then they are being copied in each turn
             for _ in range(64):
-                wire.later(NativeTaken(Answer(), wire))
+                wire.settle_later(NativeReads(NativeAnswer(), wire))
             await asyncio.sleep(0)
         found = wire.unsettled
         wire.close()
@@ -230,17 +236,17 @@ class Heard:
     def __init__(self, told: list[int], number: int, all_told: asyncio.Event) -> None:
         self._told, self._number, self._all_told = told, number, all_told
 
-    def look(self) -> None:
+    def on_data(self) -> None:
         self._told.append(self._number)
         if len(self._told) == 5:
             self._all_told.set()
         if self._number == 0:
             raise RecursionError("an error of our own")
 
-    def complete(self) -> None:
+    def on_complete(self) -> None:
         """Nobody answers here."""
 
-    def ended(self, error: OSError | None) -> None:
+    def on_closed(self, error: OSError | None) -> None:
         """Nobody closes here."""
 
 
@@ -251,10 +257,10 @@ def test_an_error_over_one_answer_keeps_no_news_from_the_others() -> None:
         all_told = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
-        wire, pairs = NativeWire(in_c()), [socket.socketpair() for _ in range(5)]
+        wire, pairs = NativeSocketReader(in_c()), [socket.socketpair() for _ in range(5)]
         for number, (near, _) in enumerate(pairs):
             near.setblocking(False)
-            assert wire.line(near, Heard(told, number, all_told), None).expect(0, 1 << 20)
+            assert wire.attach(near, Heard(told, number, all_told), None).expect_answer(0, 1 << 20)
         for _, far in pairs:
             far.sendall(b"something")
         await asyncio.wait_for(all_told.wait(), 30)
@@ -274,7 +280,7 @@ def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(mo
     async def make() -> int:
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match="no more threads for reading: can't start new thread"):
-            NativeWire(in_c())
+            NativeSocketReader(in_c())
         return len(os.listdir("/proc/self/fd")) - before
 
     monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.results.percentiles import percentile, percentiles, streamed
+from fleet_agent.load.results.percentiles import percentile, percentiles, stream_percentiles
 
 NANOSECONDS = st.integers(0, 3) | st.integers(0, 10**13) | st.integers(5_000_000, 5_000_900) | st.integers(-(10**9), 0)
 SHARES = st.lists(st.sampled_from([0.0, 0.5, 0.99, 1.0]) | st.floats(0, 1), min_size=1, max_size=4)
@@ -25,7 +25,7 @@ def sorted_percentile(values: list[int], share: float) -> float:
 @given(st.lists(st.lists(NANOSECONDS, max_size=30), max_size=6), SHARES)
 def test_a_streamed_percentile_is_that_of_the_sorted_values(arrays: list[list[int]], shares: list[float]) -> None:
     values = [value for array in arrays for value in array]
-    found = streamed(lambda: (pa.array(array, pa.int64()) for array in arrays), *shares)
+    found = stream_percentiles(lambda: (pa.array(array, pa.int64()) for array in arrays), *shares)
     assert found == ([sorted_percentile(values, share) for share in shares] if values else [])
 
 
@@ -51,4 +51,4 @@ def test_percentiles_interpolate_between_the_closest_ranks() -> None:
 def test_a_stream_that_gives_less_when_it_is_run_through_again_is_refused() -> None:
     runs = iter([[1, 2, 3_000_000_000], [1]])
     with pytest.raises(ValueError, match="the stream has changed"):
-        streamed(lambda: [pa.array(next(runs), pa.int64())], 0.99)
+        stream_percentiles(lambda: [pa.array(next(runs), pa.int64())], 0.99)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.client.request_body import Target, body, http_request
+from fleet_agent.load.client.request_body import LoadTarget, completion_body, http_request
 from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import RUN, LoadRequest, read_request, request_line
-from fleet_agent.load.workers.local_workers import NearCrew
+from fleet_agent.load.workers.local_workers import LocalWorkers
 from fleet_agent.load.workload.prompts import prompt_set
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Slo, Stage, Workload
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
-SHARES = NearCrew(None, Path()).shares
+SHARES = LocalWorkers(None, Path()).shard_count
 POISSON = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)
 
 
@@ -37,7 +37,7 @@ def test_an_unknown_set_is_refused_with_the_known_names() -> None:
 
 
 def test_an_sglang_server_is_held_to_the_length_and_asked_for_its_own_counts() -> None:
-    content = body(Target("http://h", "m"), "chat", "hi", 500)
+    content = completion_body(LoadTarget("http://h", "m"), "chat", "hi", 500)
     assert content["messages"] == [{"role": "user", "content": "hi"}]
     expected: dict[str, Any] = {
         "max_tokens": 500, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
@@ -49,17 +49,17 @@ def test_an_sglang_server_is_held_to_the_length_and_asked_for_its_own_counts() -
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_any_other_server_gets_standard_fields_only(api: str) -> None:
-    content = body(Target("http://h", "m", sglang=False), api, "hi", 5)
+    content = completion_body(LoadTarget("http://h", "m", sglang=False), api, "hi", 5)
     assert set(content) <= {"model", "messages", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
 
 
 def test_generate_asks_for_exactly_the_length() -> None:
-    content = body(Target("http://h"), "generate", "hi", 5)
+    content = completion_body(LoadTarget("http://h"), "generate", "hi", 5)
     assert content == {"text": "hi", "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}, "stream": True}
 
 
 def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_characters() -> None:
-    request = http_request(Target("http://[::1]:80/base", token="t0"), "/generate", {"text": "é"})
+    request = http_request(LoadTarget("http://[::1]:80/base", token="t0"), "/generate", {"text": "é"})
     head, _, content = request.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /base/generate HTTP/1.1\r\nHost: [::1]:80\r\n")
     assert b"Authorization: Bearer t0" in head
@@ -77,7 +77,7 @@ def test_a_request_for_load_comes_back_from_its_line_as_it_was() -> None:
 @given(st.integers(1, 70), st.integers(1, 300))
 def test_shares_cover_every_request_and_every_user_once(concurrency: int, requests: int) -> None:
     workload = Workload("w", concurrency=concurrency, requests=requests, prompts="builtin:chat", output_tokens=1)
-    plans = plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, shares=SHARES)
+    plans = plan_shards(LoadRequest("http://h", workload), LoadTarget("http://h"), warm=False, shard_count=SHARES)
     assert sorted(number for plan in plans for number in plan.numbers) == list(range(requests))
     assert sum(plan.concurrency for plan in plans) == min(concurrency, requests)
     assert all(plan.concurrency >= 1 for plan in plans)
@@ -85,12 +85,12 @@ def test_shares_cover_every_request_and_every_user_once(concurrency: int, reques
 
 def test_one_user_is_one_share() -> None:
     workload = Workload("w", concurrency=1, requests=9, prompts="builtin:chat", output_tokens=1)
-    assert len(plan_shards(LoadRequest("http://h", workload), Target("http://h"), warm=False, shares=SHARES)) == 1
+    assert len(plan_shards(LoadRequest("http://h", workload), LoadTarget("http://h"), warm=False, shard_count=SHARES)) == 1
 
 
 def test_arrivals_of_a_simulated_server_come_faster_by_its_time_scale() -> None:
     plain, fast = (
-        plan_shards(LoadRequest("http://h", POISSON, time_scale=scale), Target("http://h"), warm=False, shares=SHARES)[0]
+        plan_shards(LoadRequest("http://h", POISSON, time_scale=scale), LoadTarget("http://h"), warm=False, shard_count=SHARES)[0]
         for scale in (1.0, 10.0)
     )
     assert fast.offsets_s == pytest.approx([offset / 10 for offset in plain.offsets_s])

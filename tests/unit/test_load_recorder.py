@@ -10,18 +10,18 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from fleet_agent.load.client.request_record import Request, Response
+from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results import parquet_writer
-from fleet_agent.load.results.request_columns import Builder, Columns
+from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
 
-GOOD = Request(0, 10, 11, "a" * 16, Response(200, (20, 30), (1, 4), 31, 100, 5, 7, 2, finish_reason="length"))
-BARE = Request(1, 12, 13, "b" * 16, Response(200, (25,), None, 40, 90, 5, finish_reason="length"))
-FAILED = Request(2, 14, 0, "c" * 16, Response(error_kind="connect"))
+GOOD = RequestRecord(0, 10, 11, "a" * 16, Response(200, (20, 30), (1, 4), 31, 100, 5, 7, 2, finish_reason="length"))
+BARE = RequestRecord(1, 12, 13, "b" * 16, Response(200, (25,), None, 40, 90, 5, finish_reason="length"))
+FAILED = RequestRecord(2, 14, 0, "c" * 16, Response(error_kind="connect"))
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> parquet_writer.RawFile:
-    return parquet_writer.write(tmp_path / "sub" / "run.parquet", Columns.of([FAILED, GOOD, BARE]), {"job": "j-1", "run": 3})
+    return parquet_writer.write_parquet(tmp_path / "sub" / "run.parquet", Columns.from_requests([FAILED, GOOD, BARE]), {"job": "j-1", "run": 3})
 
 
 def test_the_digest_and_the_size_are_those_of_the_file(raw: parquet_writer.RawFile) -> None:
@@ -55,14 +55,14 @@ def test_rows_are_in_the_order_of_the_requests_and_not_in_that_of_the_answers(ra
 
 @pytest.mark.parametrize("place", ["chunks/0", ""])
 def test_a_run_that_was_too_large_for_memory_is_recorded_whole_in_groups_that_are_not(tmp_path: Path, place: str) -> None:
-    builder, chunks = Builder(str(tmp_path / place) if place else "", held_chunks=0), 4000
+    builder, chunks = ColumnsBuilder(str(tmp_path / place) if place else "", held_chunks=0), 4000
     times = tuple(range(100, 100 + chunks))
     for number in range(parquet_writer.SORTED_CHUNKS // chunks, -1, -1):
         tokens = (1,) * chunks if number % 2 else None
-        builder.add(Request(number, 10, 11, f"{number:016x}", Response(200, times, tokens, 5000, 100, chunks, finish_reason="length")))
-    columns = builder.built()
+        builder.add(RequestRecord(number, 10, 11, f"{number:016x}", Response(200, times, tokens, 5000, 100, chunks, finish_reason="length")))
+    columns = builder.build()
     assert columns.spilled == bool(place)
-    path = parquet_writer.write(tmp_path / "run.parquet", columns, {}).path
+    path = parquet_writer.write_parquet(tmp_path / "run.parquet", columns, {}).path
     groups = [pq.ParquetFile(path).metadata.row_group(group).num_rows * chunks for group in range(pq.ParquetFile(path).num_row_groups)]
     assert sum(groups) == columns.chunks and len(groups) > 2 and max(groups) < 1.2 * parquet_writer.GROUP_CHUNKS
     with duckdb.connect() as database:
@@ -79,20 +79,20 @@ def test_duckdb_computes_from_the_raw_times(raw: parquet_writer.RawFile) -> None
 
 
 def test_an_empty_run_is_a_readable_file(tmp_path: Path) -> None:
-    assert len(pd.read_parquet(parquet_writer.write(tmp_path / "empty.parquet", Columns(), {}).path)) == 0
+    assert len(pd.read_parquet(parquet_writer.write_parquet(tmp_path / "empty.parquet", Columns(), {}).path)) == 0
 
 
 def test_a_file_that_cannot_be_written_leaves_none_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        parquet_writer.write(tmp_path / "file" / "run.parquet", Columns.of([GOOD]), {})
+        parquet_writer.write_parquet(tmp_path / "file" / "run.parquet", Columns.from_requests([GOOD]), {})
 
 
 def test_a_run_whose_chunks_are_gone_leaves_no_file_behind(tmp_path: Path) -> None:
-    builder = Builder(str(tmp_path / "chunks"), held_chunks=0)
+    builder = ColumnsBuilder(str(tmp_path / "chunks"), held_chunks=0)
     builder.add(GOOD)
-    columns = builder.built()
+    columns = builder.build()
     (tmp_path / "chunks").unlink()
     with pytest.raises(OSError):
-        parquet_writer.write(tmp_path / "sub" / "run.parquet", columns, {})
+        parquet_writer.write_parquet(tmp_path / "sub" / "run.parquet", columns, {})
     assert list((tmp_path / "sub").iterdir()) == []

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_agent.load.client.request_record import ErrorName, Request, Response
+from fleet_agent.load.client.request_record import ErrorName, RequestRecord, Response
 from fleet_agent.load.results.percentiles import percentile
-from fleet_agent.load.results.request_columns import Builder, Columns
-from fleet_agent.load.results.run_summary import SALT_TOKENS, Conditions, summarise
+from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
+from fleet_agent.load.results.run_summary import SALT_TOKENS, RunConditions, summarise
 from fleet_protos.trial_types import Slo, Workload
 
 S = 1_000_000_000
 SLO = Slo(ttft_p99_s=2.0, tpot_p99_s=0.5)
-CLOSED = Conditions(Workload("w", concurrency=4, output_tokens=9, slo=SLO), 2.0, 10, cpu_s=0.5, decode_s=0.1)
+CLOSED = RunConditions(Workload("w", concurrency=4, output_tokens=9, slo=SLO), 2.0, 10, cpu_s=0.5, decode_s=0.1)
 OPEN = replace(CLOSED, workload=Workload("w", rate_per_s=9, duration_s=9, slo=SLO), template_tokens=None)
 TOLD = st.none() | st.integers(0, 50)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn) -> RequestRecord:
     intended_ns = draw(st.integers(1, 20 * S))
     sent_ns = draw(st.just(0) | st.integers(intended_ns, intended_ns + S))
     gaps = draw(st.lists(st.just(0) | st.integers(1, 3 * S), max_size=6))
@@ -37,29 +37,29 @@ def requests(draw: st.DrawFn) -> Request:
         draw(TOLD if kind else st.integers(0, 50)), draw(TOLD), draw(st.none() | st.integers(1, 9)), draw(st.integers(0, 60)),
         draw(st.booleans()), draw(st.sampled_from(["length", "stop", ""])), error_kind=kind,
     )  # fmt: skip
-    return Request(0, intended_ns, sent_ns, "0" * 16, response)
+    return RequestRecord(0, intended_ns, sent_ns, "0" * 16, response)
 
 
 RUNS = st.lists(requests(), min_size=1, max_size=30).map(lambda made: [replace(one, number=number) for number, one in enumerate(made)])
 
 
-def tokens(request: Request) -> int:
+def tokens(request: RequestRecord) -> int:
     return request.response.completion_tokens or 0
 
 
-def first_ns(request: Request) -> int:
+def first_ns(request: RequestRecord) -> int:
     return request.response.first_output_ns
 
 
-def begun_ns(request: Request, conditions: Conditions) -> int:
+def begun_ns(request: RequestRecord, conditions: RunConditions) -> int:
     return request.intended_ns if conditions.workload.is_open else max(request.sent_ns, request.intended_ns)
 
 
-def tpot_ns(request: Request) -> float:
+def tpot_ns(request: RequestRecord) -> float:
     return (request.end_ns - first_ns(request)) / (tokens(request) - 1)
 
 
-def worked_out(run: list[Request], conditions: Conditions) -> dict[str, float]:
+def worked_out(run: list[RequestRecord], conditions: RunConditions) -> dict[str, float]:
     """Metrics by docs/metrics.md, with what is not about latencies left to the tests beside this one."""
     good = [request for request in run if request.ok]
     wall_ns = max(request.end_ns for request in run) - min(request.intended_ns for request in run)
@@ -89,19 +89,19 @@ def worked_out(run: list[Request], conditions: Conditions) -> dict[str, float]:
     } | speculation(good) | cache(good, conditions)  # fmt: skip
 
 
-def met(request: Request, conditions: Conditions) -> bool:
+def met(request: RequestRecord, conditions: RunConditions) -> bool:
     to_s = conditions.time_scale / S
     in_time = first_ns(request) > 0 and (first_ns(request) - begun_ns(request, conditions)) * to_s <= SLO.ttft_p99_s
     return in_time and (tokens(request) <= 1 or tpot_ns(request) * to_s <= SLO.tpot_p99_s)
 
 
-def speculation(good: list[Request]) -> dict[str, float]:
+def speculation(good: list[RequestRecord]) -> dict[str, float]:
     told = [request for request in good if request.response.verify_ct]
     steps = sum(request.response.verify_ct or 0 for request in told)
     return {"verify_steps": steps, "accept_length": sum(map(tokens, told)) / steps} if steps else {}
 
 
-def cache(good: list[Request], conditions: Conditions) -> dict[str, float]:
+def cache(good: list[RequestRecord], conditions: RunConditions) -> dict[str, float]:
     told = [one.response for one in good if conditions.template_tokens is not None or one.response.cached_tokens is not None]
     prompt_tokens = sum(response.prompt_tokens or 0 for response in told)
     planned = (conditions.template_tokens or 0) + SALT_TOKENS
@@ -112,14 +112,14 @@ def cache(good: list[Request], conditions: Conditions) -> dict[str, float]:
 @pytest.mark.parametrize("conditions", [CLOSED, OPEN])
 @settings(max_examples=40, deadline=None)
 @given(run=RUNS)
-def test_metrics_over_columns_are_those_worked_out_request_by_request(conditions: Conditions, run: list[Request]) -> None:
-    assert summarise(Columns.of(run), conditions).metrics == pytest.approx(worked_out(run, conditions))
+def test_metrics_over_columns_are_those_worked_out_request_by_request(conditions: RunConditions, run: list[RequestRecord]) -> None:
+    assert summarise(Columns.from_requests(run), conditions).metrics == pytest.approx(worked_out(run, conditions))
 
 
 @settings(max_examples=40, deadline=None)
 @given(RUNS)
-def test_facts_over_columns_are_those_worked_out_request_by_request(run: list[Request]) -> None:
-    facts, good = summarise(Columns.of(run), CLOSED).facts, [request for request in run if request.ok]
+def test_facts_over_columns_are_those_worked_out_request_by_request(run: list[RequestRecord]) -> None:
+    facts, good = summarise(Columns.from_requests(run), CLOSED).facts, [request for request in run if request.ok]
     counts = [tokens(request) for request in good]
     known = [request.sent_ns - request.intended_ns for request in run if request.sent_ns]
     assert {name: facts[name] for name in WORKED_OUT} == pytest.approx({
@@ -141,11 +141,11 @@ WORKED_OUT = (
 @settings(max_examples=40, deadline=None)
 @given(run=RUNS)
 def test_a_run_of_which_the_chunks_are_on_disk_or_packed_has_the_same_numbers(
-    tmp_path_factory: pytest.TempPathFactory, run: list[Request]
+    tmp_path_factory: pytest.TempPathFactory, run: list[RequestRecord]
 ) -> None:
     path: Path = tmp_path_factory.mktemp("run") / "chunks"
     for place in (str(path), ""):
-        builder = Builder(place, held_chunks=0, piece_chunks=4)
+        builder = ColumnsBuilder(place, held_chunks=0, piece_chunks=4)
         for request in run:
             builder.add(request)
-        assert summarise(builder.built(), CLOSED) == summarise(Columns.of(run), CLOSED)
+        assert summarise(builder.build(), CLOSED) == summarise(Columns.from_requests(run), CLOSED)

@@ -13,7 +13,7 @@ from fleet_knowledge.nccl.log.nccl_failures import NCCL_FAILURES
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import FAILED, Diagnosis
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_knowledge.server_log.symptoms.symptom import ROOT
-from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS, symptom_of
+from fleet_knowledge.server_log.symptoms.symptom_matching import LOG_SYMPTOMS, match_symptom
 from fleet_protos.errors import ErrorKind
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/failures.md"
@@ -254,19 +254,19 @@ def test_a_server_that_is_stopped_has_not_failed() -> None:
 
 
 def test_every_wording_names_a_class_that_there_is() -> None:
-    assert {symptom.failure_class for symptom in SYMPTOMS} <= set(FAILURES)
-    assert all(symptom.source for symptom in SYMPTOMS)
+    assert {symptom.failure_class for symptom in LOG_SYMPTOMS} <= set(FAILURES)
+    assert all(symptom.source for symptom in LOG_SYMPTOMS)
 
 
 def test_every_class_can_be_told() -> None:
-    worded = {symptom.failure_class for symptom in SYMPTOMS} | set(NCCL_FAILURES)
+    worded = {symptom.failure_class for symptom in LOG_SYMPTOMS} | set(NCCL_FAILURES)
     assert set(FAILURES) - worded - BEYOND_WORDS - {"oom_weights"} == set()  # oom_weights: cuda_oom while weights are loaded
 
 
 def test_the_quick_look_passes_every_line_that_the_table_knows() -> None:
-    lines = [line for _, log, _ in CASES for line in log.splitlines() if any(s.words.search(line) and s.distance == ROOT for s in SYMPTOMS)]
+    lines = [line for _, log, _ in CASES for line in log.splitlines() if any(s.words.search(line) and s.distance == ROOT for s in LOG_SYMPTOMS)]
     assert len(lines) > 30
-    assert [line for line in lines if symptom_of(re.sub(r"^\[[^\]]*\] ", "", line)) is None and not line[:1].isspace()] == []
+    assert [line for line in lines if match_symptom(re.sub(r"^\[[^\]]*\] ", "", line)) is None and not line[:1].isspace()] == []
 
 
 @pytest.mark.parametrize("name", sorted(FAILURES))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleet_knowledge.server_log.log_reader import LogReader
-from fleet_knowledge.server_log.parsing.log_lines import Rank, elapsed, read_lines
-from fleet_knowledge.server_log.parsing.redaction import LINE_LIMIT, shown
+from fleet_knowledge.server_log.parsing.log_lines import Rank, elapsed_s, read_log_lines
+from fleet_knowledge.server_log.parsing.redaction import LINE_LIMIT, redact
 
 PLAIN = "[2026-04-20 11:00:00 DP1 TP3] Load weight begin. avail mem=9.00 GB"
 
@@ -30,24 +30,24 @@ PLAIN = "[2026-04-20 11:00:00 DP1 TP3] Load weight begin. avail mem=9.00 GB"
     ],
 )
 def test_what_a_wrapper_puts_before_a_line_is_taken_off(before: str, source: str) -> None:
-    [line] = read_lines((before + PLAIN + "\x1b[0m").encode())
+    [line] = read_log_lines((before + PLAIN + "\x1b[0m").encode())
     assert (line.text, line.stamp, line.rank, line.source) == (
         "Load weight begin. avail mem=9.00 GB", "2026-04-20 11:00:00", Rank(dp=1, tp=3), source,
     )  # fmt: skip
 
 
 def test_a_line_of_docker_in_json_is_its_text() -> None:
-    [line] = read_lines(b'{"log":"[2026-04-20 11:00:00 TP0] Memory pool end.\\n","stream":"stderr","time":"2026-04-20T09:00:00Z"}')
+    [line] = read_log_lines(b'{"log":"[2026-04-20 11:00:00 TP0] Memory pool end.\\n","stream":"stderr","time":"2026-04-20T09:00:00Z"}')
     assert (line.text, line.stamp) == ("Memory pool end.", "2026-04-20 11:00:00")
 
 
 def test_two_messages_in_one_line_are_two_and_the_first_may_be_torn() -> None:
-    first, second = read_lines(b"[2026-04-20 11:00:00 TP0] Decode batch, #running-r[2026-04-20 11:00:01 TP1] Memory pool end.")
+    first, second = read_log_lines(b"[2026-04-20 11:00:00 TP0] Decode batch, #running-r[2026-04-20 11:00:01 TP1] Memory pool end.")
     assert (first.torn, first.rank, second.torn, second.rank, second.text) == (True, Rank(tp=0), False, Rank(tp=1), "Memory pool end.")
 
 
 def test_messages_of_nccl_that_ran_together_are_two() -> None:
-    texts = [line.text for line in read_lines(b"m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETEm:2:2 [1] NCCL INFO Connected all rings")]
+    texts = [line.text for line in read_log_lines(b"m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETEm:2:2 [1] NCCL INFO Connected all rings")]
     assert texts == ["m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETE", "m:2:2 [1] NCCL INFO Connected all rings"]
 
 
@@ -60,12 +60,12 @@ def test_a_rank_is_read_in_any_order_of_its_parts(label: str, rank: Rank | None)
 
 
 def test_indentation_is_kept_for_it_tells_quoted_source() -> None:
-    assert [line.text for line in read_lines(b'svc-1 |     raise RuntimeError("x")')] == ['    raise RuntimeError("x")']
+    assert [line.text for line in read_log_lines(b'svc-1 |     raise RuntimeError("x")')] == ['    raise RuntimeError("x")']
 
 
 def test_a_clock_without_a_day_may_pass_midnight() -> None:
-    assert elapsed(86_390.0, 10.0) == 20.0
-    assert elapsed(63_900_000_000.0, 63_800_000_000.0) is None
+    assert elapsed_s(86_390.0, 10.0) == 20.0
+    assert elapsed_s(63_900_000_000.0, 63_800_000_000.0) is None
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_a_clock_without_a_day_may_pass_midnight() -> None:
     ],
 )
 def test_secrets_and_prompts_are_not_shown(text: str, hidden: str) -> None:
-    assert hidden not in shown(text)
-    assert "…" in shown(text)
+    assert hidden not in redact(text)
+    assert "…" in redact(text)
 
 
 @pytest.mark.parametrize(
     "text", ["api_key=None, tp_size=8", "#new-token: 2048, #cached-token: 0", "token usage: 0.41, max_total_num_tokens=480000"]
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert shown(text) == text
+    assert redact(text) == text
 
 
 def test_a_line_is_never_shown_longer_than_a_screens_few() -> None:
-    assert len(shown("ValueError: " + "x" * 5000)) == LINE_LIMIT + 1
+    assert len(redact("ValueError: " + "x" * 5000)) == LINE_LIMIT + 1
 
 
 def test_a_bar_is_followed_while_a_log_grows() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fleet_knowledge.server_log.log_reader import LogReader
-from fleet_knowledge.server_log.parsing.batch_columns import layout_of, rows_of
-from fleet_knowledge.server_log.parsing.batch_lines import Batch, read_batch
-from fleet_knowledge.server_log.parsing.log_lines import read_lines
+from fleet_knowledge.server_log.parsing.batch_columns import columns_from_batch, detect_layout
+from fleet_knowledge.server_log.parsing.batch_lines import BatchLine, read_batch
+from fleet_knowledge.server_log.parsing.log_lines import read_log_lines
 
 READY = "[2026-04-20 11:00:00] The server is fired up and ready to roll!"
 
@@ -37,8 +37,8 @@ def rate(*lines: str) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def batch(line: str) -> Batch | None:
-    return read_batch(next(read_lines(line.encode())))
+def batch(line: str) -> BatchLine | None:
+    return read_batch(next(read_log_lines(line.encode())))
 
 
 def test_ranks_of_one_tp_group_are_counted_once() -> None:
@@ -146,14 +146,14 @@ def test_columns_read_a_line_as_words_do(before: str) -> None:
             )
         )
         raw = (before + line).encode()
-        layout = layout_of(raw)
+        layout = detect_layout(raw)
         assert layout is not None
         layout.raws.append(raw)
         layout.at.append(0)
-        [message] = read_lines(raw)
+        [message] = read_log_lines(raw)
         read = read_batch(message)
         assert read is not None
-        [fast], slow = layout.rows(), rows_of(read, message, 0)
+        [fast], slow = layout.drain_columns(), columns_from_batch(read, message, 0)
         assert (fast.kind, fast.rank, fast.source, fast.graph, fast.columns) == (
             slow.kind,
             slow.rank,

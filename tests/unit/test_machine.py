@@ -20,7 +20,7 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.trial import Position, Server, Trial, Wanted
+from fleet_agent.core.trial import AgentTrial, MeasurePosition, ServerState, WantedState
 from fleet_agent.core.trial_machine import (
     TERMINAL,
     InvalidTransition,
@@ -79,7 +79,7 @@ def void(workload: Workload, index: int) -> RunFinished:
     return run(workload, index, 100.0, Gate("short_output", GateEffect.VOID_RUN, "half of the tokens"))
 
 
-def follow(bodies: Sequence[Body], trial: Trial | None = None) -> tuple[Trial, list[Effect]]:
+def follow(bodies: Sequence[Body], trial: AgentTrial | None = None) -> tuple[AgentTrial, list[Effect]]:
     trial = trial or new_trial(SPEC)
     effects: list[Effect] = []
     for at_s, body in enumerate(bodies):
@@ -153,7 +153,7 @@ def test_the_whole_way_gives_its_orders_one_after_the_other() -> None:
         LaunchServer(), AwaitReady(62.0), ProveConfiguration(), WarmUp(ONE), MeasureRun(ONE, 1), MeasureRun(ONE, 2), WarmUp(TWO),
         MeasureRun(TWO, 1), MeasureRun(TWO, 2), CollectEvidence(), StopServer(), CloseTrial(Outcome.OK),
     ]  # fmt: skip
-    assert (trial.phase, trial.outcome, trial.server, trial.wanted) == (Phase.OVER, Outcome.OK, Server.GONE, Wanted.RUN)
+    assert (trial.phase, trial.outcome, trial.server, trial.wanted) == (Phase.OVER, Outcome.OK, ServerState.GONE, WantedState.RUN)
     assert trial.phase in TERMINAL
 
 
@@ -168,7 +168,7 @@ def test_an_external_server_is_measured_and_neither_started_nor_stopped() -> Non
     trial, effects = follow(whole, new_trial(EXTERNAL))
     assert effects[0] == AwaitReady(5.0)
     assert not [effect for effect in effects if isinstance(effect, LaunchServer | StopServer)]
-    assert (trial.outcome, trial.server) == (Outcome.OK, Server.ABSENT)
+    assert (trial.outcome, trial.server) == (Outcome.OK, ServerState.ABSENT)
 
 
 def test_an_external_server_that_fails_ends_the_trial_without_a_stop() -> None:
@@ -224,7 +224,7 @@ def test_a_cancelled_trial_aborts_its_load_and_stops_its_server(count: int) -> N
     loading = isinstance(before.awaited, WarmUp | MeasureRun)
     assert effects == [*([AbortLoad()] if loading else []), StopServer()]
     assert trial.ending is not None
-    assert (trial.ending.outcome, trial.wanted) == (Outcome.CANCELLED, Wanted.STOP)
+    assert (trial.ending.outcome, trial.wanted) == (Outcome.CANCELLED, WantedState.STOP)
 
 
 def test_a_trial_cancelled_while_its_process_comes_to_be_waits_for_it_and_stops_it() -> None:
@@ -270,7 +270,7 @@ def test_left_over_processes_fail_the_trial_and_are_named() -> None:
     assert isinstance(close, CloseTrial)
     assert (close.outcome, close.kind, close.failure_class) == (Outcome.FAILED, ErrorKind.SERVER_UNHEALTHY, "left_over_processes")
     assert "pid 77 (sglang::sched)" in close.message
-    assert trial.server is Server.GONE
+    assert trial.server is ServerState.GONE
 
 
 def test_a_gate_that_voids_the_trial_ends_it_before_any_load() -> None:
@@ -289,7 +289,7 @@ def test_a_gate_that_only_flags_changes_nothing() -> None:
 
 def test_void_runs_are_repeated_and_do_not_count() -> None:
     trial, effects = follow([*WHOLE[:6], void(ONE, 1), run(ONE, 2, 101.0), void(ONE, 3), void(ONE, 4)])
-    assert trial.position == Position(0, runs=4, values=(101.0,), void_in_row=2)
+    assert trial.position == MeasurePosition(0, runs=4, values=(101.0,), void_in_row=2)
     assert effects[-1] == MeasureRun(ONE, 5)
 
 
@@ -338,7 +338,7 @@ def test_a_trial_without_workloads_is_launched_proved_and_stopped() -> None:
 
 def test_replay_passes_over_kinds_of_a_later_version() -> None:
     events = [Event(sequence=1, body=WHOLE[0]), Event(sequence=2, body=None), Event(sequence=3, body=WHOLE[1])]
-    assert replay(events).server is Server.LAUNCHING
+    assert replay(events).server is ServerState.LAUNCHING
 
 
 @pytest.mark.parametrize("events", [[], [Event(trial_id="t", body=ServerReady())]], ids=["nothing", "no beginning"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet_agent.core.effects import CloseTrial, CollectEvidence, Effect, HoldServer, StopServer
-from fleet_agent.core.trial import Server
-from fleet_agent.core.trial_machine import HOLD_LIMIT_S, Trial, accepts, new_trial, step
+from fleet_agent.core.trial import ServerState
+from fleet_agent.core.trial_machine import HOLD_LIMIT_S, AgentTrial, accepts, new_trial, step
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import (
@@ -27,7 +27,7 @@ DIED = ev.ServerFailed(ErrorKind.SERVER_EXITED, "killed", "it was killed", -9)
 READY: tuple[ev.Body, ...] = (ev.TrialAccepted(SPEC), ev.ServerLaunching("token", 4000), ev.ServerLaunched(12, 12, 99), ev.ServerReady(1.0))
 
 
-def after(*bodies: ev.Body, spec: TrialSpec = SPEC) -> tuple[Trial, tuple[Effect, ...]]:
+def after(*bodies: ev.Body, spec: TrialSpec = SPEC) -> tuple[AgentTrial, tuple[Effect, ...]]:
     """The trial at its last body, at second 10, and the orders that this body gave."""
     trial, orders = new_trial(spec), ()
     for body in bodies:
@@ -37,7 +37,7 @@ def after(*bodies: ev.Body, spec: TrialSpec = SPEC) -> tuple[Trial, tuple[Effect
 
 def test_a_member_that_is_proved_holds_up_to_its_limit() -> None:
     trial, orders = after(*READY, PROVED)
-    assert (trial.phase, trial.server, orders) == (Phase.MEASURING, Server.READY, (HoldServer(910.0),))
+    assert (trial.phase, trial.server, orders) == (Phase.MEASURING, ServerState.READY, (HoldServer(910.0),))
 
 
 def test_a_member_without_a_limit_holds_for_a_day() -> None:

@@ -20,7 +20,7 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.trial import Server, Trial
+from fleet_agent.core.trial import AgentTrial, ServerState
 from fleet_agent.core.trial_machine import accepts, new_trial, replay, step
 from fleet_protos.codec import event_from_json, event_to_json
 from fleet_protos.errors import ErrorKind
@@ -76,7 +76,7 @@ class Shell:
     """A shell that may be slow, be overtaken and be killed, but breaks no promise: each order ends in one event, or with its agent."""
 
     draw: Any
-    trial: Trial
+    trial: AgentTrial
     in_flight: list[Effect] = field(default_factory=list)
     journal: list[Event] = field(default_factory=list)
     ordered: list[Effect] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Shell:
 
     def end_one(self) -> None:
         order = self.draw(st.sampled_from(self.in_flight))
-        if isinstance(order, LaunchServer) and self.trial.server is Server.ABSENT and self.draw(st.integers(0, 9)) < 9:
+        if isinstance(order, LaunchServer) and self.trial.server is ServerState.ABSENT and self.draw(st.integers(0, 9)) < 9:
             return self.receive(ServerLaunching("token", 4000, witness=order.witness))
         self.in_flight.remove(order)
         ends = self._ends(order)
@@ -113,7 +113,7 @@ class Shell:
 
     def _ends(self, order: Effect) -> list[Body]:
         if isinstance(order, LaunchServer):
-            return [ServerLaunched(5, 5, 7), DIED] if self.trial.server is Server.LAUNCHING else [DIED]
+            return [ServerLaunched(5, 5, 7), DIED] if self.trial.server is ServerState.LAUNCHING else [DIED]
         if isinstance(order, WarmUp):
             return [WarmedUp(order.workload.name, 8), LoadFailed(order.workload.name, "broke")]
         if isinstance(order, MeasureRun):
@@ -133,7 +133,7 @@ class Shell:
             self.receive(CancelRequested("enough"))
         elif what == "repeat" and self.trial.phase is not Phase.QUEUED:
             self.receive(TrialAccepted(self.trial.spec))
-        elif what == "die" and self.trial.server in (Server.STARTING, Server.READY, Server.STOPPING):
+        elif what == "die" and self.trial.server in (ServerState.STARTING, ServerState.READY, ServerState.STOPPING):
             self.receive(DIED)
         elif what == "progress" and self.trial.phase is not Phase.QUEUED:
             self.receive(ServerProgressed("load_weight", 3, 9))

@@ -18,7 +18,7 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.trial import Progress, Server, Trial
+from fleet_agent.core.trial import AgentTrial, LaunchProgress, ServerState
 from fleet_agent.core.trial_machine import InvalidTransition, accepts, new_trial, step
 from fleet_protos.errors import ErrorKind
 from fleet_protos.events import (
@@ -67,7 +67,7 @@ MEASURED: tuple[Body, ...] = (
 DIED = ServerFailed(ErrorKind.SERVER_OOM, "cuda_oom", "out of memory", -9)
 
 
-def follow(bodies: Sequence[Body], trial: Trial | None = None) -> tuple[Trial, list[Effect]]:
+def follow(bodies: Sequence[Body], trial: AgentTrial | None = None) -> tuple[AgentTrial, list[Effect]]:
     trial = trial or new_trial(SPEC)
     effects: list[Effect] = []
     for at_s, body in enumerate(bodies):
@@ -145,7 +145,7 @@ def test_what_is_left_of_a_witness_keeps_the_measured_server_from_being_launched
     trial, effects = follow([*WITNESS[:5], ServerStopped("kill", 30.0, ("pid 77 (sglang::sched)",))])
     assert LaunchServer() not in effects
     assert trial.ending is not None
-    assert (trial.ending.failure_class, trial.server) == ("left_over_processes", Server.GONE)
+    assert (trial.ending.failure_class, trial.server) == ("left_over_processes", ServerState.GONE)
 
 
 def test_a_second_launch_that_does_not_come_to_be_is_not_stopped() -> None:
@@ -168,10 +168,10 @@ def test_a_server_of_the_other_kind_than_was_ordered_is_impossible() -> None:
 
 def test_progress_is_kept_and_begins_anew_with_the_measured_server() -> None:
     trial, effects = follow([*WITNESS[:3], ServerProgressed("load_weight", 61, 163)])
-    assert trial.progress == Progress("load_weight", 61, 163)
+    assert trial.progress == LaunchProgress("load_weight", 61, 163)
     assert trial.awaited == effects[-1] == AwaitReady(62.0)
     later, _ = follow([*WITNESS[3:], MEASURED[0]], trial)
-    assert later.progress == Progress()
+    assert later.progress == LaunchProgress()
 
 
 def test_a_run_whose_gate_voids_the_trial_ends_it_at_once() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.nccl.allreduce_path import Answer, Server, all_reduce_path
-from fleet_knowledge.nccl.variable_rules import passed_by
-from fleet_knowledge.server_configuration import Configuration
+from fleet_knowledge.nccl.allreduce_path import AllReduceSetup, NcclUse, find_all_reduce_path
+from fleet_knowledge.nccl.variable_rules import find_bypassed_variables
+from fleet_knowledge.server_configuration import ServerConfiguration
 
-REACHES, BYPASSED, UNKNOWN = Answer.REACHES, Answer.BYPASSED, Answer.UNKNOWN
-CASES: tuple[tuple[Mapping[str, Any], str, Answer, str], ...] = (
+REACHES, BYPASSED, UNKNOWN = NcclUse.REACHES, NcclUse.BYPASSED, NcclUse.UNKNOWN
+CASES: tuple[tuple[Mapping[str, Any], str, NcclUse, str], ...] = (
     ({"tp_size": 8}, "nvlink", BYPASSED, "custom all-reduce"),
     ({"tp_size": 8}, "pcie", REACHES, ""),
     ({"tp_size": 8}, "unknown", UNKNOWN, "custom all-reduce"),
@@ -36,32 +36,32 @@ CASES: tuple[tuple[Mapping[str, Any], str, Answer, str], ...] = (
 
 
 @pytest.mark.parametrize(("args", "topology", "answer", "by"), CASES)
-def test_the_order_of_attempts_decides(args: Mapping[str, Any], topology: str, answer: Answer, by: str) -> None:
-    path = all_reduce_path(Server(args, topology=topology))
+def test_the_order_of_attempts_decides(args: Mapping[str, Any], topology: str, answer: NcclUse, by: str) -> None:
+    path = find_all_reduce_path(AllReduceSetup(args, topology=topology))
     assert (path.answer, path.by) == (answer, by)
     assert path.reason
 
 
 def test_a_verify_of_six_tokens_is_far_below_the_limit() -> None:
-    path = all_reduce_path(Server({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=6))
+    path = find_all_reduce_path(AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=6))
     assert path.answer is BYPASSED
     assert "84 KiB a step" in path.reason and "from 585 tokens" in path.reason
 
 
 def test_a_step_of_many_requests_may_be_too_large_for_it() -> None:
-    path = all_reduce_path(Server({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=1024))
+    path = find_all_reduce_path(AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=1024))
     assert (path.answer, path.by) == (UNKNOWN, "custom all-reduce")
 
 
 def test_a_variable_switches_flashinfers_kernels_on_without_nvlink() -> None:
-    path = all_reduce_path(Server({"tp_size": 4}, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie"))
+    path = find_all_reduce_path(AllReduceSetup({"tp_size": 4}, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie"))
     assert (path.answer, path.by) == (UNKNOWN, "FlashInfer PCIe all-reduce")
 
 
 def test_only_variables_that_could_matter_are_passed_by() -> None:
-    asked = Configuration(args={"tp_size": 8}, env={"NCCL_PROTO": "LL", "NCCL_DEBUG": "INFO", "SGLANG_X": "1"}, concurrency=1)
-    passed = passed_by(asked, "nvlink")
+    asked = ServerConfiguration(args={"tp_size": 8}, env={"NCCL_PROTO": "LL", "NCCL_DEBUG": "INFO", "SGLANG_X": "1"}, concurrency=1)
+    passed = find_bypassed_variables(asked, "nvlink")
     assert passed is not None and passed.variables == ("NCCL_PROTO",)
-    assert passed_by(asked, "pcie") is None
-    assert passed_by(Configuration(args={"tp_size": 8}, env={"NCCL_DEBUG": "INFO"}), "nvlink") is None
-    assert passed_by(Configuration(args={"tp_size": 8, "device": "cpu"}, env={"NCCL_PROTO": "LL"}), "nvlink") is None
+    assert find_bypassed_variables(asked, "pcie") is None
+    assert find_bypassed_variables(ServerConfiguration(args={"tp_size": 8}, env={"NCCL_DEBUG": "INFO"}), "nvlink") is None
+    assert find_bypassed_variables(ServerConfiguration(args={"tp_size": 8, "device": "cpu"}, env={"NCCL_PROTO": "LL"}), "nvlink") is None

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 
 from fleet_knowledge.nccl.inspector_output import (
     algo_proto_by_collective,
-    is_inspector,
+    is_inspector_dump,
     read_inspector,
 )
-from fleet_knowledge.nccl.nccl_conf import Source, combine, odd_lines, read_conf, user_file
+from fleet_knowledge.nccl.nccl_conf import (
+    NcclConfFile,
+    find_misleading_lines,
+    parse_nccl_conf,
+    resolve_settings,
+    user_file,
+)
 from fleet_knowledge.release import Release
 
 LABELS = 'version="v5.1",slurm_job_id="unknown",node="n1",gpu="GPU0",comm_name="tp, \\"0\\"",n_nodes="1",nranks="8",collective="AllReduce"'
@@ -27,13 +33,13 @@ PROMETHEUS = (
 
 def test_a_file_is_read_as_nccl_reads_it() -> None:
     text = "NCCL_PROTO=LL\n# NCCL_ALGO=Tree\nNCCL_PROTO=Simple\nno equals\nNCCL_IB_HCA==mlx5_0\n NCCL_X=1\r\n"
-    assert read_conf(text) == {"NCCL_PROTO": "LL", "NCCL_IB_HCA": "=mlx5_0", " NCCL_X": "1"}
+    assert parse_nccl_conf(text) == {"NCCL_PROTO": "LL", "NCCL_IB_HCA": "=mlx5_0", " NCCL_X": "1"}
 
 
 def test_the_process_wins_over_the_user_and_the_user_over_the_system() -> None:
-    user = Source("~/.nccl.conf", "NCCL_PROTO=LL128\nNCCL_ALGO=Tree\n")
-    system = Source("/etc/nccl.conf", "NCCL_ALGO=Ring\nNCCL_IB_DISABLE=1\n")
-    found = combine({"NCCL_PROTO": "LL", "PATH": "/bin"}, user, system)
+    user = NcclConfFile("~/.nccl.conf", "NCCL_PROTO=LL128\nNCCL_ALGO=Tree\n")
+    system = NcclConfFile("/etc/nccl.conf", "NCCL_ALGO=Ring\nNCCL_IB_DISABLE=1\n")
+    found = resolve_settings({"NCCL_PROTO": "LL", "PATH": "/bin"}, user, system)
     assert {name: (setting.value, setting.source) for name, setting in found.items()} == {
         "NCCL_PROTO": ("LL", "environment"),
         "NCCL_ALGO": ("Tree", "~/.nccl.conf"),
@@ -51,7 +57,7 @@ def test_the_users_file_is_named_by_a_variable_from_2_23() -> None:
 
 def test_lines_that_nccl_does_not_read_as_they_look_are_told() -> None:
     text = "NCCL_PROTO = LL\nexport NCCL_ALGO=Ring\nNCCL_IB_HCA=mlx5_0 # rail\nNCCL_OK=1\n# fine\n\nNCCL_DOS=1\r"
-    assert [number for number, _ in odd_lines(text)] == [1, 2, 3, 7]
+    assert [number for number, _ in find_misleading_lines(text)] == [1, 2, 3, 7]
 
 
 def test_both_figures_of_a_sample_come_together() -> None:
@@ -76,12 +82,12 @@ def test_a_dump_of_json_lines_tells_sizes_and_no_choice() -> None:
 
 
 def test_only_dumps_are_taken_for_dumps() -> None:
-    assert is_inspector(PROMETHEUS)
-    assert not is_inspector("sglang:gen_throughput 1\n[2026-01-01 00:00:00] ready\n{}")
+    assert is_inspector_dump(PROMETHEUS)
+    assert not is_inspector_dump("sglang:gen_throughput 1\n[2026-01-01 00:00:00] ready\n{}")
 
 
 @given(st.text())
 def test_no_text_makes_a_reader_raise(text: str) -> None:
-    read_conf(text)
-    odd_lines(text)
+    parse_nccl_conf(text)
+    find_misleading_lines(text)
     read_inspector(text + '\n{"coll_perf": 3}\nnccl_bus_bandwidth_gbs{collective="a"} x')

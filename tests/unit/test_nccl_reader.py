@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_knowledge.failure_classes import FAILURES
-from fleet_knowledge.nccl.log.nccl_failures import NCCL_FAILURES, SYMPTOMS
+from fleet_knowledge.nccl.log.nccl_failures import NCCL_ERROR_PATTERNS, NCCL_FAILURES
 from fleet_knowledge.nccl.log.nccl_reader import NcclReader
 
 CASES = sorted((Path(__file__).parent / "data" / "field").glob("C*.json"))
@@ -95,7 +95,7 @@ def test_an_ordinary_start_has_no_failure() -> None:
 
 
 def test_every_class_of_a_symptom_has_a_row() -> None:
-    assert {row.failure_class for row in SYMPTOMS} <= {*FAILURES, *NCCL_FAILURES}
+    assert {row.failure_class for row in NCCL_ERROR_PATTERNS} <= {*FAILURES, *NCCL_FAILURES}
 
 
 @given(st.lists(st.one_of(st.text(), st.from_regex(r"[a-z]{1,3}:\d:\d \[\d\] NCCL (INFO|WARN) [^\n]{0,60}")), max_size=8))

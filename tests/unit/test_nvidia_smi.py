@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 
 from fleet_knowledge.failure_classes import FAILURES
-from fleet_knowledge.host import nvidia_smi_errors, recognise
+from fleet_knowledge.host import nvidia_smi_errors, recognise_host_text
 from fleet_knowledge.host.gpu import Gpu
 from fleet_knowledge.host.gpu_processes import read_processes
-from fleet_knowledge.host.nvidia_smi_gpus import read_details, read_list, read_query, read_table
+from fleet_knowledge.host.nvidia_smi_gpus import (
+    read_gpu_details,
+    read_gpu_list,
+    read_gpu_query,
+    read_gpu_table,
+)
 
 LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-11111111-2222-3333-4444-555555555555)
   MIG 3g.40gb     Device  0: (UUID: MIG-11111111-0000-3333-4444-555555555555)
@@ -94,22 +99,22 @@ TABLE = """+--------------------------------------------------------------------
 
 
 def told(text: str) -> dict[str, Any]:
-    found = recognise(text)
+    found = recognise_host_text(text)
     assert found is not None and found["kind"] in ("nvidia_smi", "gpu_processes")
     return dict(found)
 
 
 def test_a_list_names_each_gpu_and_which_is_sliced() -> None:
-    first, second = read_list(LIST)
+    first, second = read_gpu_list(LIST)
     assert (first.name, first.uuid, first.mig) == ("NVIDIA A100-SXM4-80GB", "GPU-11111111-2222-3333-4444-555555555555", True)
     assert (second.index, second.mig) == (1, None)
 
 
 def test_a_query_is_read_by_its_head_with_its_units_dropped() -> None:
-    assert read_query(QUERY)[1] == Gpu(
+    assert read_gpu_query(QUERY)[1] == Gpu(
         1, name="NVIDIA H200", pcie_width=8, pcie_width_max=16, power_limit_w=700, memory_mib=143771, ecc=True
     )
-    assert (read_query(QUERY)[2].power_limit_w, read_query(QUERY)[2].ecc) == (None, None)
+    assert (read_gpu_query(QUERY)[2].power_limit_w, read_gpu_query(QUERY)[2].ecc) == (None, None)
     assert [warning["message"] for warning in told(QUERY)["warnings"]] == ["GPU1 runs at PCIe x8 (others x16)"]
     assert told(QUERY)["slowest"]["pcie_width"] == 8
 
@@ -120,7 +125,7 @@ def test_a_gpu_that_is_lost_amid_a_query_is_told_with_the_others_read() -> None:
 
 
 def test_the_details_of_a_gpu_are_read_by_their_sections() -> None:
-    assert read_details(DETAILS)[0] == Gpu(
+    assert read_gpu_details(DETAILS)[0] == Gpu(
         0, "GPU-77777777", "00000000:9A:00.0", "NVIDIA H200", 143771, 500, ecc=True, mig=False, persistence=True, sm_clock_max_mhz=1980,
         memory_clock_max_mhz=3201, driver="575.57.08", vbios="96.00.BC.00.02", pcie_width=8, pcie_width_max=16, pcie_generation_max=5,
         fabric="failed (Insufficient Resources)", memory_used_mib=4, pcie_generation=1, temperature_c=33, sm_clock_mhz=345,
@@ -135,7 +140,7 @@ def test_a_registration_that_ended_without_success_is_a_fabric_failure() -> None
 
 
 def test_the_plain_table_gives_memory_power_faults_and_processes() -> None:
-    first, second = read_table(TABLE)
+    first, second = read_gpu_table(TABLE)
     assert (first.memory_used_mib, first.memory_mib, first.power_limit_w, first.bus_id, first.driver, first.fault) == (
         66120, 81559, 700, "00000000:1B:00.0", "550.90.07", None,
     )  # fmt: skip
@@ -179,7 +184,7 @@ LOST_TABLE = """|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 O
 
 
 def test_a_gpu_that_is_lost_amid_the_table_takes_nothing_of_the_next_ones_line() -> None:
-    first, second = read_table(LOST_TABLE)
+    first, second = read_gpu_table(LOST_TABLE)
     assert (first.fault, first.memory_mib, first.power_limit_w, second.memory_mib) == ("GPU is lost", None, None, 81559)
     found = told(LOST_TABLE)
     assert found["failure_class"] == "gpu_lost" and found["cause_line"] in LOST_TABLE and "GPU is lost" in found["cause_line"]
@@ -188,7 +193,7 @@ def test_a_gpu_that_is_lost_amid_the_table_takes_nothing_of_the_next_ones_line()
 def test_a_table_without_memory_figures_still_gives_the_rest() -> None:
     head = LOST_TABLE.splitlines()[2].replace("H100 80GB HBM3", "GB10")
     body = "| N/A   41C    P8              4W /  N/A  | Not Supported          |      3%      Default |"
-    (only,) = read_table(f"{head}\n{body}\n")
+    (only,) = read_gpu_table(f"{head}\n{body}\n")
     assert (only.temperature_c, only.power_w, only.utilisation_percent, only.memory_mib) == (41, 4, 3, None)
 
 
@@ -215,14 +220,14 @@ def test_a_damaged_inforom_is_a_warning() -> None:
 
 
 def test_a_reset_is_another_cure_than_a_reboot() -> None:
-    reset = nvidia_smi_errors.read_state("Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset")
+    reset = nvidia_smi_errors.read_driver_error("Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset")
     assert reset is not None and "must be reset" in reset["hint"]
 
 
 def test_a_servers_log_that_quotes_such_a_line_is_no_text_of_nvidia_smi() -> None:
     trace = "Traceback (most recent call last):\n  File \"x.py\", line 1\nRuntimeError: No devices were found\n"
-    assert recognise(trace) is None
-    assert recognise("\n".join(["[2026-03-01 10:00:00] INFO: serving"] * 90 + ["No devices were found"])) is None
+    assert recognise_host_text(trace) is None
+    assert recognise_host_text("\n".join(["[2026-03-01 10:00:00] INFO: serving"] * 90 + ["No devices were found"])) is None
 
 
 @pytest.mark.parametrize(

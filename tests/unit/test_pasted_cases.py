@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.importers.detect_format import is_pasted
-from fleet_controller.importers.import_launch import Pasted, read_pasted
+from fleet_controller.importers.detect_format import is_importable
+from fleet_controller.importers.import_launch import ImportedLaunch, import_launch
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.yaml.findings import Finding, JobRejected
 
@@ -17,10 +17,10 @@ DATA = Path(__file__).parent / "data"
 CASES = [DATA / "field" / f"{name}.json" for name in ("G01", "G02", "G04", "G05", "G06")] + sorted((DATA / "pasted").glob("*.json"))
 
 
-def read(path: Path) -> tuple[Pasted, dict[str, Any], str]:
+def read(path: Path) -> tuple[ImportedLaunch, dict[str, Any], str]:
     content = json.loads(path.read_text(encoding="utf-8"))
     text = "\n".join(content["input"])
-    return read_pasted(text, "launch.sh"), content["expected"], text
+    return import_launch(text, "launch.sh"), content["expected"], text
 
 
 def says(finding: Finding, wanted: dict[str, Any]) -> bool:
@@ -75,4 +75,4 @@ def test_no_secret_is_in_anything_that_comes_out(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in CASES if path.stem not in ("nothing", "other-engine")], ids=lambda path: path.stem)
 def test_pasted_file_is_not_taken_for_a_job(path: Path) -> None:
-    assert is_pasted(read(path)[2])
+    assert is_importable(read(path)[2])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.importers.detect_format import is_pasted
-from fleet_controller.importers.import_launch import read_pasted
+from fleet_controller.importers.detect_format import is_importable
+from fleet_controller.importers.import_launch import import_launch
 from fleet_controller.importers.shell.script import read_script
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.findings import JobRejected
 
 CASES = sorted((Path(__file__).parent / "data" / "pasted").glob("*.json"))
@@ -40,8 +40,8 @@ quick = settings(max_examples=150, deadline=None, suppress_health_check=list(Hea
 
 
 def check(text: str) -> None:
-    is_pasted(text)
-    pasted = read_pasted(text, "pasted")
+    is_importable(text)
+    pasted = import_launch(text, "pasted")
     json.dumps(pasted.to_json(), allow_nan=False)
     lines = text.count("\n") + text.count("\r") + 1
     assert all(0 <= finding.line <= lines + 1 for finding in pasted.findings)
@@ -70,7 +70,7 @@ def test_damaged_launches_are_read_without_a_traceback_and_make_sound_yaml(text:
 @quick
 @given(st.lists(st.text(st.characters(exclude_characters="\0\r", exclude_categories=("Cs",)), max_size=12), min_size=1, max_size=6))
 def test_quoted_words_are_read_as_the_shell_reads_them(words: list[str]) -> None:
-    [run] = read_script(f"echo {' '.join(shlex.quote(word) for word in words)}", Notes("x")).runs
+    [run] = read_script(f"echo {' '.join(shlex.quote(word) for word in words)}", FindingCollector("x")).runs
     assert [word.text for word in run.words[1:]] == words
 
 
@@ -80,7 +80,7 @@ def test_a_secret_never_comes_out_whatever_it_stands_beside(secret: str, text: s
     secret = f"q9{secret}"
     variables = f"export MY_TOKEN={secret}\nexport OTHER=x-{secret}-y\n# {secret}\n"
     command = f"python -m sglang.launch_server --model-path m/{secret} --api-key {secret}\n"
-    assert secret not in json.dumps(read_pasted(variables + command + text, "pasted").to_json())
+    assert secret not in json.dumps(import_launch(variables + command + text, "pasted").to_json())
 
 
 SHELL_LINES = [
@@ -102,5 +102,5 @@ SHELL_LINES = [
 def test_shell_text_means_what_a_shell_makes_of_it(line: str) -> None:
     script = f'echo() {{ printf "%s|" "$@"; printf "\\n"; }}\n{line}\n'
     real = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}).stdout
-    runs = [run for run in read_script(line, Notes("x")).runs if run.words[0].text == "echo"]
+    runs = [run for run in read_script(line, FindingCollector("x")).runs if run.words[0].text == "echo"]
     assert "".join("|".join([*(word.text for word in run.words[1:]), ""]) + "\n" for run in runs) == real

@@ -11,7 +11,7 @@ import pytest
 from fleet_controller.core.job import HostChoice, Job, Level
 from fleet_controller.planning.estimate import estimate, gpu_hours
 from fleet_controller.planning.job_plan import make_plan, trial_id, trial_spec
-from fleet_knowledge.sglang.parallelism import needed_gpus
+from fleet_knowledge.sglang.parallelism import count_needed_gpus
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.trial_types import (
     EngineKind,
@@ -101,7 +101,7 @@ def test_a_later_level_wins_and_none_takes_away() -> None:
     ],
 )
 def test_gpus_come_from_the_parallel_sizes(args: dict[str, Any], gpus: int) -> None:
-    assert needed_gpus(args) == gpus
+    assert count_needed_gpus(args) == gpus
     assert make_plan(replace(JOB, engine=replace(ENGINE, args=args)), ["h1"]).variants[0].engine.gpus == gpus
 
 

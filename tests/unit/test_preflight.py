@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.app.check_command import host_findings
-from fleet_agent.core.engine import Place
+from fleet_agent.app.check_command import check_host
+from fleet_agent.core.engine import LaunchPlace
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.host_state import HostView
-from fleet_agent.host.model_files import missing_of
-from fleet_agent.server.host_findings import CODES, ERROR, Finding, refusal
+from fleet_agent.host.host_state import HostState
+from fleet_agent.host.model_files import describe_missing
+from fleet_agent.server.host_findings import CODES, ERROR, Finding, launch_refusal
 from fleet_agent.server.preflight import check_compiler, check_gpus, check_model, preflight
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Container, EngineKind, EngineSpec, Gang, TrialSpec
@@ -27,13 +27,13 @@ BOX = Path(__file__).parent / "data" / "host" / "eight-gpus.json"
 ALL = tuple(range(8))
 
 
-def box(folder: Path, gpus: Mapping[int, Mapping[str, Any]] | None = None, **changes: Any) -> HostView:
+def box(folder: Path, gpus: Mapping[int, Mapping[str, Any]] | None = None, **changes: Any) -> HostState:
     """The recorded box with some of its GPUs changed."""
     document = json.loads(BOX.read_text()) | changes
     for index, facts in (gpus or {}).items():
         document["gpus"][index] |= facts
     (folder / "gpus.json").write_text(json.dumps(document))
-    return HostView(RecordedGpus(folder / "gpus.json"), folder)
+    return HostState(RecordedGpus(folder / "gpus.json"), folder)
 
 
 def model(folder: Path, shards: int = 2) -> Path:
@@ -54,9 +54,9 @@ def spec(folder: Path, **changes: Any) -> TrialSpec:
     return TrialSpec("t", engine=replace(engine, **changes))
 
 
-async def codes(trial: TrialSpec, host: HostView, gpus: tuple[int, ...] = ALL, port: int = 0) -> list[str]:
+async def codes(trial: TrialSpec, host: HostState, gpus: tuple[int, ...] = ALL, port: int = 0) -> list[str]:
     """What is found, without what depends on the machine that runs the tests."""
-    found = await preflight(trial, Place(port, gpus, host.state, "t/1"), host)
+    found = await preflight(trial, LaunchPlace(port, gpus, host.state, "t/1"), host)
     return [finding.code for finding in found if finding.code not in ("clock_unsynchronised", "clock_jumped", "shm_small", "disk_low")]
 
 
@@ -71,7 +71,7 @@ async def test_a_hub_name_is_looked_up_by_the_server_and_not_here(tmp_path: Path
 
 async def test_a_model_that_is_not_there_must_be_edited_by_the_user(tmp_path: Path) -> None:
     trial, host = spec(tmp_path), box(tmp_path)
-    refused = refusal(await preflight(trial, Place(0, ALL, tmp_path, "t/1"), host))
+    refused = launch_refusal(await preflight(trial, LaunchPlace(0, ALL, tmp_path, "t/1"), host))
     assert refused is not None
     assert (refused.kind, refused.failure_class) == (ErrorKind.CONFIG, "preflight_model_missing")
     assert str(tmp_path / "model") in refused.message and "model.path" in refused.hint
@@ -120,16 +120,16 @@ DAMAGES = {
 def test_an_incomplete_model_is_told_by_what_it_lacks(tmp_path: Path, damage: Any) -> None:
     folder = model(tmp_path / "model")
     damage(folder)
-    found = missing_of(folder)
+    found = describe_missing(folder)
     assert (DAMAGES[damage] in found) if DAMAGES[damage] else found == ""
 
 
 def test_a_dummy_model_needs_no_weights_and_a_tokeniser_no_configuration(tmp_path: Path) -> None:
     folder = model(tmp_path / "model")
     damage_by_no_weights(folder)
-    assert missing_of(folder, is_dummy=True) == ""
+    assert describe_missing(folder, is_dummy=True) == ""
     damage_by_no_config(folder)
-    assert missing_of(folder, is_tokenizer=True) == ""
+    assert describe_missing(folder, is_tokenizer=True) == ""
 
 
 def test_a_path_in_a_container_is_that_of_its_mount(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ LEFTOVER = {"pid": 4194001, "name": "", "used_mib": 66120, "gpu": 2, "visible": 
 async def test_memory_that_others_hold_is_refused_with_their_pids(tmp_path: Path) -> None:
     model(tmp_path / "model")
     host = box(tmp_path, {2: {"memory_used_mib": 66760}}, processes=[LEFTOVER])
-    refused = refusal(await preflight(spec(tmp_path), Place(0, ALL, tmp_path, "t/1"), host))
+    refused = launch_refusal(await preflight(spec(tmp_path), LaunchPlace(0, ALL, tmp_path, "t/1"), host))
     assert refused is not None
     assert (refused.kind, refused.failure_class) == (ErrorKind.CONFLICT, "gpu_busy_leftover")
     assert "pid 4194001" in refused.message and "GPU2" in refused.message
@@ -204,21 +204,21 @@ async def test_a_small_process_of_somebody_else_is_only_told(tmp_path: Path) -> 
     ],
 )
 async def test_the_state_of_each_gpu_is_judged(tmp_path: Path, gpu: dict[str, Any], code: str) -> None:
-    assert [finding.code for finding in check_gpus(await box(tmp_path, {5: gpu}).read(), ALL) if finding.code != "gpus_unequal"] == (
+    assert [finding.code for finding in check_gpus(await box(tmp_path, {5: gpu}).read_gpus(), ALL) if finding.code != "gpus_unequal"] == (
         [code] if code != "gpus_unequal" else []
     )
-    found = check_gpus(await box(tmp_path, {5: gpu}).read(), ALL)
+    found = check_gpus(await box(tmp_path, {5: gpu}).read_gpus(), ALL)
     assert any(finding.code == code and "GPU5" in finding.message for finding in found)
 
 
 async def test_a_driver_that_does_not_answer_is_the_hosts_to_mend(tmp_path: Path) -> None:
     host = box(tmp_path, gpus={}, fault="NVML: RM has detected an NVML/RM version mismatch.", failure_class="driver_mismatch")
-    (finding,) = check_gpus(await host.read(), ALL)
+    (finding,) = check_gpus(await host.read_gpus(), ALL)
     assert (finding.code, CODES[finding.code].kind) == ("driver_mismatch", ErrorKind.DEPLOY_FAILED)
 
 
 async def test_a_gpu_that_is_gone_since_the_agent_started_is_told(tmp_path: Path) -> None:
-    (finding,) = check_gpus(await box(tmp_path).read(), (0, 11))
+    (finding,) = check_gpus(await box(tmp_path).read_gpus(), (0, 11))
     assert (finding.code, "GPU11" in finding.message) == ("gpu_lost", True)
 
 
@@ -226,16 +226,16 @@ async def test_a_simulated_server_needs_no_model_and_an_external_one_no_prefligh
     host = box(tmp_path, {2: {"memory_used_mib": 66760}})
     simulated = spec(tmp_path, kind=EngineKind.SIMULATED, python="")
     assert await codes(simulated, host) == ["gpu_busy_leftover"], "its GPUs are recorded, so they count"
-    assert await codes(simulated, HostView(state=tmp_path)) == []
+    assert await codes(simulated, HostState(state=tmp_path)) == []
     assert await codes(spec(tmp_path, kind=EngineKind.EXTERNAL), host) == []
 
 
 def test_what_the_user_must_edit_is_told_first() -> None:
     busy, missing = Finding("gpu_busy_leftover", "busy", "wait"), Finding("preflight_model_missing", "missing", "edit")
-    refused = refusal([Finding("mig_on", "told"), busy, missing])
+    refused = launch_refusal([Finding("mig_on", "told"), busy, missing])
     assert refused is not None
     assert (refused.kind, refused.message, refused.hint) == (ErrorKind.CONFIG, "preflight: missing; busy", "edit")
-    assert refusal([Finding("mig_on", "told"), Finding("clock_jumped", "told")]) is None
+    assert launch_refusal([Finding("mig_on", "told"), Finding("clock_jumped", "told")]) is None
 
 
 def test_each_error_code_has_a_kind_and_a_class() -> None:
@@ -249,7 +249,7 @@ def test_the_codes_are_those_of_the_guide() -> None:
 
 
 def test_a_check_of_the_host_alone_needs_no_trial(tmp_path: Path) -> None:
-    found = host_findings(box(tmp_path, {1: {"nvlinks": 17}}))
+    found = check_host(box(tmp_path, {1: {"nvlinks": 17}}))
     assert "GPU1 has 17 NVLinks up (others 18)" in [finding.message for finding in found]
 
 

@@ -14,12 +14,12 @@ from fleet_controller.pki.expiry import Expiring, warning
 from fleet_controller.pki.issued_certificates import read_ledger
 from fleet_controller.report.host_output import hosts_table
 from fleet_transport.certificate import Certificate
-from fleet_transport.revocation_list import Revocation, parse_revoked
+from fleet_transport.revocation_list import Revocation, parse_revocations
 from fleet_transport.tls_errors import (
-    refused_by_client,
-    refused_by_door,
-    refused_by_server,
-    unwelcome,
+    describe_rejected_client,
+    describe_rejected_server,
+    describe_server_handshake_error,
+    why_certificate_refused,
 )
 from fleet_transport.tls_identity import Role
 
@@ -35,7 +35,7 @@ def certificate(role: Role | None = Role.CONTROLLER, begins_s: int = -DAY_S, end
 
 
 def test_a_good_one_is_welcome_to_its_last_second() -> None:
-    assert unwelcome(certificate(begins_s=0, ends_s=0), CONTROLLERS, None, NOW_S) == ""
+    assert why_certificate_refused(certificate(begins_s=0, ends_s=0), CONTROLLERS, None, NOW_S) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_a_good_one_is_welcome_to_its_last_second() -> None:
     ],
 )
 def test_the_reason_names_owner_and_day(shown: Certificate, reason: str) -> None:
-    assert unwelcome(shown, CONTROLLERS, None, NOW_S) == reason
+    assert why_certificate_refused(shown, CONTROLLERS, None, NOW_S) == reason
 
 
 def test_a_revoked_one_is_told_first_whatever_else_is_wrong() -> None:
     gone = Revocation("ab" * 32, "user", "ann", NOW_S - DAY_S, "laptop stolen")
-    told = unwelcome(certificate(Role.USER, ends_s=-5), CONTROLLERS, gone, NOW_S)
+    told = why_certificate_refused(certificate(Role.USER, ends_s=-5), CONTROLLERS, gone, NOW_S)
     assert told == "the certificate of user ann was revoked on 2026-09-20: laptop stolen"
 
 
 def test_both_roles_of_a_controllers_door_are_named() -> None:
-    told = unwelcome(certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S)
+    told = why_certificate_refused(certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S)
     assert told == "its certificate is that of agent ann; served are only the controller and users"
 
 
@@ -66,9 +66,9 @@ def test_both_roles_of_a_controllers_door_are_named() -> None:
 def test_an_error_that_is_not_known_is_still_told(reason: str) -> None:
     error = ssl.SSLError(1, "text")
     error.reason = reason
-    assert refused_by_door(error).startswith("the TLS handshake failed (")
-    assert refused_by_server(error).startswith("the TLS handshake failed (")
-    assert refused_by_client(error, "x") == ""
+    assert describe_server_handshake_error(error).startswith("the TLS handshake failed (")
+    assert describe_rejected_client(error).startswith("the TLS handshake failed (")
+    assert describe_rejected_server(error, "x") == ""
 
 
 def test_a_warning_begins_30_days_before_the_end_and_says_what_to_do() -> None:
@@ -90,7 +90,7 @@ def test_a_host_list_tells_of_a_certificate_that_ends_soon_and_of_no_other() -> 
 @given(some.recursive(some.none() | some.integers() | some.text(max_size=5), lambda part: some.lists(part) | some.dictionaries(KEYS, part)))
 def test_any_json_is_a_list_of_certificates_or_told_to_be_none(value: object) -> None:
     content = json.dumps(value)
-    for read in (read_ledger, parse_revoked):
+    for read in (read_ledger, parse_revocations):
         try:
             read(content.encode())
         except ValueError as error:

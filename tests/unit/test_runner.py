@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.core.trial import Trial
+from fleet_agent.core.trial import AgentTrial
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
-from fleet_agent.server.trial_server import Tools
+from fleet_agent.server.trial_server import TrialTools
 from fleet_agent.storage.journal import JournalFailed
-from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_agent.trials.runner import TrialRunner
 from fleet_protos import events as ev
 from fleet_protos.trial_types import EngineKind, EngineSpec, ErrorKind, Outcome, TrialSpec
@@ -32,7 +32,7 @@ class Disk:
         self.written: list[ev.Body] = []
         self.asked = asyncio.Event()
 
-    async def record(self, body: ev.Body, trial: Trial, cause: int) -> ev.Event:
+    async def record(self, body: ev.Body, trial: AgentTrial, cause: int) -> ev.Event:
         self.asked.set()
         if self.refusals:
             self.refusals -= 1
@@ -42,13 +42,13 @@ class Disk:
 
 
 @pytest.fixture
-def errands(tmp_path: Path) -> Iterator[Errands]:
+def errands(tmp_path: Path) -> Iterator[EffectHandlers]:
     folder = tmp_path / "t" / "1"
     folder.mkdir(parents=True)
-    yield Errands(SPEC, Tools(Supervisor(), LoadProcess(), Ports(), ENGINES), (), folder)
+    yield EffectHandlers(SPEC, TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES), (), folder)
 
 
-async def test_an_end_that_could_not_be_written_is_written_when_there_is_room(errands: Errands) -> None:
+async def test_an_end_that_could_not_be_written_is_written_when_there_is_room(errands: EffectHandlers) -> None:
     disk = Disk(refusals=3)
     async with asyncio.timeout(LIMIT_S):
         await TrialRunner(SPEC, errands, disk.record).run(ev.TrialAccepted(SPEC))
@@ -58,7 +58,7 @@ async def test_an_end_that_could_not_be_written_is_written_when_there_is_room(er
     assert "No space left on device: free space" in over.message
 
 
-async def test_a_cancel_does_not_end_the_wait_and_the_stop_of_the_agent_does(errands: Errands) -> None:
+async def test_a_cancel_does_not_end_the_wait_and_the_stop_of_the_agent_does(errands: EffectHandlers) -> None:
     disk = Disk(refusals=1 << 30)
     runner = TrialRunner(SPEC, errands, disk.record)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:

@@ -13,38 +13,38 @@ from hypothesis import strategies as st
 from fleet_agent.core import load_search as core
 from fleet_agent.core.gates import CAPACITY, DISPATCH_DELAY, LOOP_LAG
 from fleet_agent.core.load_search import (
-    Answer,
-    Next,
-    Told,
-    judged,
+    LoadAnswer,
+    NextLoad,
+    SearchRun,
+    judge_search_run,
     next_load,
-    repeat_of,
+    next_repeat,
     share_met,
-    told_by,
+    to_search_run,
 )
 from fleet_protos.search_types import CONCURRENCY, RATE, Search
 from fleet_protos.trial_types import Gate, GateEffect, RunResult, Slo, Workload
 
 RATES = Search(RATE, 1.0, 64.0, 0.05, 0.99)
 USERS = Search(CONCURRENCY, 1.0, 64.0, 0.05, 0.99)
-MET, NOT_MET, VOID, CLIENT = Answer.MET, Answer.NOT_MET, Answer.VOID, Answer.CLIENT_LIMITED
+MET, NOT_MET, VOID, CLIENT = LoadAnswer.MET, LoadAnswer.NOT_MET, LoadAnswer.VOID, LoadAnswer.CLIENT_LIMITED
 
 
-def searched(search: Search, answer: Callable[[float, int], Answer]) -> tuple[list[Told], Next]:
+def searched(search: Search, answer: Callable[[float, int], LoadAnswer]) -> tuple[list[SearchRun], NextLoad]:
     """All runs of a search, `answer` saying what the n-th run (from 0) of a load is."""
-    told: list[Told] = []
+    told: list[SearchRun] = []
     while not (following := next_load(search, told)).ended:
-        told.append(Told(following.load, answer(following.load, repeat_of(following.load, told) - 1)))
+        told.append(SearchRun(following.load, answer(following.load, next_repeat(following.load, told) - 1)))
         assert len(told) <= search.most_runs
     assert following.load == 0
     return told, following
 
 
-def up_to(limit: float) -> Callable[[float, int], Answer]:
+def up_to(limit: float) -> Callable[[float, int], LoadAnswer]:
     return lambda load, _: MET if load <= limit else NOT_MET
 
 
-def in_turn(answers: Sequence[Answer], then: Callable[[float, int], Answer]) -> Callable[[float, int], Answer]:
+def in_turn(answers: Sequence[LoadAnswer], then: Callable[[float, int], LoadAnswer]) -> Callable[[float, int], LoadAnswer]:
     """The first runs of the search have these answers, the others are as they are by `then`."""
     left = iter(answers)
     return lambda load, count: next(left, None) or then(load, count)
@@ -53,23 +53,23 @@ def in_turn(answers: Sequence[Answer], then: Callable[[float, int], Answer]) -> 
 def test_a_search_doubles_then_halves_and_measures_again_what_decides() -> None:
     told, end = searched(RATES, up_to(12.6))
     assert [one.load for one in told] == [1, 2, 4, 8, 16, 16, 11.31, 13.45, 13.45, 12.33, 12.88, 12.88, 12.33]
-    assert end == Next(0.0, 12.33, 12.88, core.FOUND)
+    assert end == NextLoad(0.0, 12.33, 12.88, core.FOUND)
 
 
 def test_whole_requests_in_flight_are_searched_down_to_neighbours() -> None:
     told, end = searched(USERS, up_to(5))
     assert [one.load for one in told] == [1, 2, 4, 8, 8, 6, 6, 5, 5]
-    assert end == Next(0.0, 5.0, 6.0, core.FOUND)
+    assert end == NextLoad(0.0, 5.0, 6.0, core.FOUND)
 
 
 def test_a_limit_at_or_beyond_the_highest_load_is_open_above() -> None:
     told, end = searched(RATES, up_to(64))
     assert [one.load for one in told] == [1, 2, 4, 8, 16, 32, 64, 64]
-    assert end == Next(0.0, 64.0, 0.0, core.ABOVE)
+    assert end == NextLoad(0.0, 64.0, 0.0, core.ABOVE)
 
 
 def test_a_limit_below_the_lowest_load_is_open_below() -> None:
-    assert searched(RATES, up_to(0.9)) == ([Told(1.0, NOT_MET), Told(1.0, NOT_MET)], Next(0.0, 0.0, 1.0, core.BELOW))
+    assert searched(RATES, up_to(0.9)) == ([SearchRun(1.0, NOT_MET), SearchRun(1.0, NOT_MET)], NextLoad(0.0, 0.0, 1.0, core.BELOW))
 
 
 def test_one_bad_run_does_not_decide_a_load() -> None:
@@ -83,7 +83,7 @@ def test_a_load_that_was_met_by_luck_is_found_out_before_it_is_the_result() -> N
     lucky = {12.88: [MET]}
     told, end = searched(RATES, lambda load, count: next(iter(lucky.get(load, [])[count:]), up_to(12.6)(load, count)))
     assert [one.answer for one in told if one.load == 12.88] == [MET, NOT_MET, NOT_MET]
-    assert end == Next(0.0, 12.33, 12.88, core.FOUND)
+    assert end == NextLoad(0.0, 12.33, 12.88, core.FOUND)
 
 
 def test_a_void_run_says_nothing_and_its_load_is_measured_again() -> None:
@@ -100,7 +100,7 @@ def test_three_void_runs_in_a_row_give_up() -> None:
 def test_a_load_that_the_client_cannot_drive_ends_the_search_open_above() -> None:
     told, end = searched(RATES, lambda load, _: CLIENT if load > 20 else MET)
     assert [one.load for one in told] == [1, 2, 4, 8, 16, 32, 32, 32, 16]
-    assert end == Next(0.0, 16.0, 0.0, core.CLIENT)
+    assert end == NextLoad(0.0, 16.0, 0.0, core.CLIENT)
 
 
 def test_a_load_that_the_client_drove_now_and_then_is_decided_by_those_runs() -> None:
@@ -111,7 +111,7 @@ def test_a_load_that_the_client_drove_now_and_then_is_decided_by_those_runs() ->
 
 
 def test_a_client_that_cannot_drive_the_lowest_load_gives_up() -> None:
-    assert searched(RATES, lambda load, _: CLIENT)[1] == Next(0.0, 0.0, 0.0, core.VOID_RUNS)
+    assert searched(RATES, lambda load, _: CLIENT)[1] == NextLoad(0.0, 0.0, 0.0, core.VOID_RUNS)
 
 
 @given(st.floats(0.5, 100.0), st.sampled_from([0.001, 0.01, 0.05, 0.3]), st.sampled_from([RATE, CONCURRENCY]))
@@ -138,8 +138,8 @@ SEARCHES = st.builds(
 
 
 @settings(max_examples=300)
-@given(SEARCHES, st.lists(st.sampled_from(Answer), min_size=1, max_size=60))
-def test_whatever_runs_say_the_search_ends_inside_its_bounds_by_what_two_runs_said(search: Search, answers: list[Answer]) -> None:
+@given(SEARCHES, st.lists(st.sampled_from(LoadAnswer), min_size=1, max_size=60))
+def test_whatever_runs_say_the_search_ends_inside_its_bounds_by_what_two_runs_said(search: Search, answers: list[LoadAnswer]) -> None:
     said = (answers * (search.most_runs // len(answers) + 1)).__iter__()
     told, end = searched(search, lambda load, count: next(said))
     assert len(told) <= search.most_runs
@@ -168,21 +168,21 @@ def a_run(goodput: float, ok: int = 100, failed: int = 0, *gates: Gate) -> RunRe
     return RunResult("w", 1, requests_ok=ok, requests_failed=failed, metrics={"goodput_ratio": goodput, "output_tok_s": 5.0}, gates=gates)
 
 
-def answer(run: RunResult, kinds: dict[str, int] | None = None) -> Answer:
-    return told_by(judged(run, AT_FOUR, kinds or {}, ())).answer
+def answer(run: RunResult, kinds: dict[str, int] | None = None) -> LoadAnswer:
+    return to_search_run(judge_search_run(run, AT_FOUR, kinds or {}, ())).answer
 
 
 @pytest.mark.parametrize(("goodput", "expected"), [(1.0, MET), (0.99, MET), (0.989, NOT_MET), (0.0, NOT_MET)])
-def test_a_run_meets_the_slo_by_its_share_of_requests(goodput: float, expected: Answer) -> None:
+def test_a_run_meets_the_slo_by_its_share_of_requests(goodput: float, expected: LoadAnswer) -> None:
     assert answer(a_run(goodput)) is expected
 
 
 def test_a_run_says_its_load_and_what_is_known_after_it() -> None:
-    run = judged(a_run(1.0), replace(AT_FOUR, rate_per_s=2.0), {}, (Told(1.0, MET),))
+    run = judge_search_run(a_run(1.0), replace(AT_FOUR, rate_per_s=2.0), {}, (SearchRun(1.0, MET),))
     assert (run.searched.load, run.searched.met, run.searched.highest_met, run.searched.lowest_not_met, run.searched.ended) == (
         2.0, True, 2.0, 0.0, ""
     )  # fmt: skip
-    last = judged(a_run(0.1), replace(AT_FOUR, rate_per_s=1.0), {}, (Told(1.0, NOT_MET),))
+    last = judge_search_run(a_run(0.1), replace(AT_FOUR, rate_per_s=1.0), {}, (SearchRun(1.0, NOT_MET),))
     assert (last.searched.met, last.searched.lowest_not_met, last.searched.ended) == (False, 1.0, core.BELOW)
 
 
@@ -190,9 +190,9 @@ FAILED = Gate("requests_failed", GateEffect.VOID_RUN, "3 of 103 requests failed"
 
 
 def test_requests_that_fail_under_load_are_an_answer_and_no_void_run() -> None:
-    run = judged(a_run(1.0, 100, 3, FAILED), AT_FOUR, {"timeout": 2, "http_status": 1}, ())
+    run = judge_search_run(a_run(1.0, 100, 3, FAILED), AT_FOUR, {"timeout": 2, "http_status": 1}, ())
     assert share_met(run) == pytest.approx(100 / 103)
-    assert (run.void, run.searched.met, told_by(run).answer) == (False, False, NOT_MET)
+    assert (run.void, run.searched.met, to_search_run(run).answer) == (False, False, NOT_MET)
     assert "count as not meeting" in run.gates[0].message
 
 
@@ -223,9 +223,9 @@ def test_a_miss_by_far_more_than_the_client_was_late_is_the_servers() -> None:
     waited = replace(waited, metrics={**waited.metrics, "ttft_s_p50": 7.0})
     far, near = late(waited, 1.0), late(waited, 6.0)
     assert (answer(far), answer(near)) == (NOT_MET, CLIENT)
-    assert "half of the requests missed" in judged(far, AT_FOUR, {}, ()).gates[0].message
+    assert "half of the requests missed" in judge_search_run(far, AT_FOUR, {}, ()).gates[0].message
     slow = replace(a_run(0.2, 100, 0, void), metrics={"goodput_ratio": 0.2, "tpot_s_p50": 0.06})
-    assert told_by(judged(slow, replace(AT_FOUR, slo=Slo(0.0, 0.05)), {}, ())).answer is NOT_MET
+    assert to_search_run(judge_search_run(slow, replace(AT_FOUR, slo=Slo(0.0, 0.05)), {}, ())).answer is NOT_MET
     assert answer(replace(waited, metrics={"goodput_ratio": 1.0})) is CLIENT  # it met less load than was asked for
 
 
@@ -233,7 +233,7 @@ def test_sends_that_were_late_by_little_of_the_limit_excuse_nothing() -> None:
     """15 ms are no reason for a time to first token of more than 2 s; nor are any for the time per token."""
     run = a_run(0.5, 100, 0, Gate("client_limited", GateEffect.FLAG, "late", (DISPATCH_DELAY,)))
     assert answer(late(run, 0.015)) is NOT_MET
-    assert told_by(judged(late(run, 0.21), replace(AT_FOUR, slo=Slo(0.0, 0.05)), {}, ())).answer is NOT_MET
+    assert to_search_run(judge_search_run(late(run, 0.21), replace(AT_FOUR, slo=Slo(0.0, 0.05)), {}, ())).answer is NOT_MET
 
 
 def test_a_late_loop_alone_makes_no_answer_late_so_it_excuses_nothing() -> None:
@@ -241,19 +241,19 @@ def test_a_late_loop_alone_makes_no_answer_late_so_it_excuses_nothing() -> None:
 
 
 def test_a_void_run_is_never_called_met() -> None:
-    run = judged(a_run(1.0, 100, 0, Gate("short_output", GateEffect.VOID_RUN, "short")), AT_FOUR, {}, ())
-    assert (run.searched.met, told_by(run).answer) == (False, VOID)
+    run = judge_search_run(a_run(1.0, 100, 0, Gate("short_output", GateEffect.VOID_RUN, "short")), AT_FOUR, {}, ())
+    assert (run.searched.met, to_search_run(run).answer) == (False, VOID)
 
 
 def test_a_load_that_the_client_cannot_drive_decides_nothing_above_one_that_is_not_met() -> None:
-    below = [Told(8.0, MET), *[Told(16.0, CLIENT)] * 3, *[Told(8.0, NOT_MET)] * 2]
+    below = [SearchRun(8.0, MET), *[SearchRun(16.0, CLIENT)] * 3, *[SearchRun(8.0, NOT_MET)] * 2]
     assert next_load(Search(RATE, 8.0, 64.0, 0.05, 0.99), below).ended == core.BELOW
-    within = [*(Told(load, MET) for load in (1.0, 2.0, 4.0, 8.0)), *[Told(16.0, CLIENT)] * 3, *[Told(8.0, NOT_MET)] * 2, Told(4.0, MET)]
+    within = [*(SearchRun(load, MET) for load in (1.0, 2.0, 4.0, 8.0)), *[SearchRun(16.0, CLIENT)] * 3, *[SearchRun(8.0, NOT_MET)] * 2, SearchRun(4.0, MET)]
     assert next_load(RATES, within).load == 5.657
 
 
 def test_a_search_that_ends_with_its_last_run_has_found_what_it_found() -> None:
     narrow = Search(RATE, 1.0, 2.0, 1.0, 0.99)
-    told = [Told(1.0, MET)] * (narrow.most_runs - 4) + [Told(1.0, MET), *[Told(2.0, NOT_MET)] * 2, Told(1.0, MET)]
+    told = [SearchRun(1.0, MET)] * (narrow.most_runs - 4) + [SearchRun(1.0, MET), *[SearchRun(2.0, NOT_MET)] * 2, SearchRun(1.0, MET)]
     assert len(told) == narrow.most_runs
     assert next_load(narrow, told).ended == core.FOUND

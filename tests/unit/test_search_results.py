@@ -23,7 +23,12 @@ from fleet_controller.analysis.slo_limits import found
 from fleet_controller.analysis.verdict import Verdict
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
 from fleet_controller.core.event_rules import believed
-from fleet_controller.report.comparison_output import csv_of, json_of, remarks_of, table_of
+from fleet_controller.report.comparison_output import (
+    comparison_csv,
+    comparison_json,
+    comparison_remarks,
+    comparison_table,
+)
 from fleet_controller.report.job_output import show_json
 from fleet_controller.report.job_progress import run_text
 from fleet_controller.report.search_output import limits_table, loads_table, searches_markdown
@@ -143,13 +148,13 @@ def test_a_limit_beyond_the_highest_load_is_open_and_never_a_number() -> None:
     assert (row.interval.low, row.interval.high) == (64, math.inf)
     assert row.ratio_interval.low > 4
     assert (row.verdict, math.isinf(row.ratio_interval.high)) == (Verdict.FASTER, True)  # whatever lies beyond 64, it is above 10.5
-    told = json_of(comparison)["rows"][1]
+    told = comparison_json(comparison)["rows"][1]
     assert (told["mean"], told["interval"], told["ratio_interval"][1]) == (None, [64.0, None], None)
     assert told["limits"] == [{"trial": f"job-b{block}-new", "met": 64, "not_met": None, "ended": "above"} for block in (1, 2)]
-    assert "new open on h1, 2 of 2 launches: the SLO was met at the highest load of the search, 64/s" in "\n".join(remarks_of(comparison))
-    cells = table_of(comparison).rows[1]
+    assert "new open on h1, 2 of 2 launches: the SLO was met at the highest load of the search, 64/s" in "\n".join(comparison_remarks(comparison))
+    cells = comparison_table(comparison).rows[1]
     assert ("≥ 64.0 /s" in cells, "≥ 64.0" in cells, any(cell.startswith("≥ +") for cell in cells)) == (True, True, True)
-    assert "inf" not in csv_of(comparison)
+    assert "inf" not in comparison_csv(comparison)
 
 
 def test_a_limit_below_the_lowest_load_is_open_and_never_a_number() -> None:
@@ -158,9 +163,9 @@ def test_a_limit_below_the_lowest_load_is_open_and_never_a_number() -> None:
     assert row.interval is not None and row.ratio_interval is not None
     assert (row.mean, row.ratio, row.interval.low, row.interval.high) == (None, None, 0, 2)
     assert (row.verdict, row.ratio_interval.low) == (Verdict.SLOWER, 0)
-    assert json_of(comparison)["rows"][1]["limits"][0] == {"trial": "job-b1-new", "met": None, "not_met": 2, "ended": "below"}
-    assert "< 2.00 /s" in table_of(comparison).rows[1]
-    assert "the SLO was not met at the lowest load of the search, 2/s" in "\n".join(remarks_of(comparison))
+    assert comparison_json(comparison)["rows"][1]["limits"][0] == {"trial": "job-b1-new", "met": None, "not_met": 2, "ended": "below"}
+    assert "< 2.00 /s" in comparison_table(comparison).rows[1]
+    assert "the SLO was not met at the lowest load of the search, 2/s" in "\n".join(comparison_remarks(comparison))
 
 
 @pytest.mark.parametrize("bracket", [(64.0, 0.0), (0.0, 1.0)])
@@ -179,7 +184,7 @@ def test_one_launch_gives_no_interval_of_a_search_either() -> None:
 
 def test_what_the_client_could_not_drive_is_told() -> None:
     comparison = compare(launches("base", [(16, 0), (16, 0)], ended="client_limited"), "base")
-    assert "the client could not drive the next load, and the SLO was met at 16/s" in "\n".join(remarks_of(comparison))
+    assert "the client could not drive the next load, and the SLO was met at 16/s" in "\n".join(comparison_remarks(comparison))
 
 
 def test_an_attempt_that_failed_in_its_search_is_no_launch() -> None:
@@ -242,8 +247,8 @@ BRACKETS = st.tuples(st.sampled_from([0.0, 1.0, 1e-9, 3.0, 1e15]), st.sampled_fr
 def test_whatever_searches_tell_a_comparison_can_be_shown_and_written(base: list[Bracket], new: list[Bracket], of: str) -> None:
     runs = launches("base", [(1, 2), *base], of) + launches("new", new, of)
     comparison = compare(runs, "base", conditions=Conditions(planned=(("base", "h1"), ("new", "h1")), workloads=("open",)))
-    assert json.loads(json.dumps(json_of(comparison), allow_nan=False))["rows"]
-    assert comparison_text(comparison, 60, False) and comparison_text(comparison, None, False) and csv_of(comparison)
+    assert json.loads(json.dumps(comparison_json(comparison), allow_nan=False))["rows"]
+    assert comparison_text(comparison, 60, False) and comparison_text(comparison, None, False) and comparison_csv(comparison)
     json.dumps(show_json(JobDetail(JobSummary("job")), runs), allow_nan=False)
 
 

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from fleet_agent.core.admission.spec_validation import faults
+from fleet_agent.core.admission.spec_validation import find_spec_faults
 from fleet_agent.core.effects import CollectEvidence, MeasureRun, WarmUp
 from fleet_agent.core.gates import RunFacts
-from fleet_agent.core.trial import Trial
+from fleet_agent.core.trial import AgentTrial
 from fleet_agent.core.trial_machine import new_trial, replay, step
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.load.load_process import LoadProcess
@@ -27,8 +27,8 @@ from fleet_agent.load.messages import (
 from fleet_agent.load.workload.arrivals import send_offsets_s
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
-from fleet_agent.server.trial_server import Tools
-from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.server.trial_server import TrialTools
+from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json
 from fleet_protos.search_types import CONCURRENCY, RATE, Search
@@ -78,12 +78,12 @@ class Capable:
 
 async def searched(
     load: Capable, folder: Path, workloads: tuple[Workload, ...] = (RATES,), kind: EngineKind = EngineKind.EXTERNAL
-) -> tuple[list[ev.Event], Trial, list[str]]:
+) -> tuple[list[ev.Event], AgentTrial, list[str]]:
     """(events as journalled, the trial, what was ordered) of a trial that is measured until nothing is to be measured any more."""
     spec = TrialSpec("t", engine=EngineSpec(kind, url="http://x"), workloads=workloads, measure=Measure(runs_min=1, runs_max=1))
     place = folder / "t" / "1"
     place.mkdir(parents=True)
-    errands = Errands(spec, Tools(Supervisor(), cast(LoadProcess, load), Ports(), ENGINES), (), place)
+    errands = EffectHandlers(spec, TrialTools(Supervisor(), cast(LoadProcess, load), Ports(), ENGINES), (), place)
     trial = new_trial(replace(spec, engine=replace(spec.engine, kind=EngineKind.EXTERNAL)))
     events: list[ev.Event] = []
     ordered: list[str] = []
@@ -98,7 +98,7 @@ async def searched(
             bodies.append(ev.WarmedUp(trial.awaited.workload.name))
         elif isinstance(trial.awaited, MeasureRun):
             ordered.append(f"{trial.awaited.workload.name}@{load_of(trial.awaited.workload):g}")
-            bodies.append(await errands.measure(trial.awaited.workload, trial.awaited.index, trial.awaited.told))
+            bodies.append(await errands.measure(trial.awaited.workload, trial.awaited.index, trial.awaited.search_runs))
     return events, trial, ordered
 
 
@@ -160,7 +160,7 @@ async def test_the_journal_of_a_search_brings_the_same_search_back(tmp_path: Pat
 async def test_an_attempt_that_a_restarted_agent_ends_keeps_what_its_runs_said(tmp_path: Path) -> None:
     events, _, _ = await searched(Capable(12.6), tmp_path)
     trial, _ = step(replay(events[:9]), ev.AgentRestarted("the agent was restarted"), 9.0)
-    assert [one.load for one in trial.position.told] == [1, 2, 4, 8, 16]
+    assert [one.load for one in trial.position.search_runs] == [1, 2, 4, 8, 16]
     assert trial.ending is not None and trial.ending.failure_class == "agent_restarted"
 
 
@@ -200,7 +200,7 @@ async def test_a_server_that_is_not_done_with_the_load_before_is_not_measured(tm
 
 
 def test_a_search_crosses_to_the_load_process_as_it_is() -> None:
-    request = LoadRequest("http://x", RATES.at(4.0))
+    request = LoadRequest("http://x", RATES.at_load(4.0))
     line = json.loads(request_line(1, "run", request))
     assert read_request(line) == request
 
@@ -219,8 +219,8 @@ def test_a_search_crosses_to_the_load_process_as_it_is() -> None:
 )
 def test_a_search_that_no_agent_carries_out_is_refused(search: Search, fault: str) -> None:
     spec = TrialSpec("t", engine=EngineSpec(EngineKind.SIMULATED), workloads=(replace(RATES, search=search),))
-    assert fault in faults(spec)
-    assert faults(replace(spec, workloads=(RATES, USERS))) == ()
+    assert fault in find_spec_faults(spec)
+    assert find_spec_faults(replace(spec, workloads=(RATES, USERS))) == ()
 
 
 @pytest.mark.parametrize("old", [RATES, USERS])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.core.engine import LaunchCommand
-from fleet_agent.server.launch_setup import prepare
-from fleet_agent.storage.secrets import Secrets, names_in, read_secrets, secrets_file
+from fleet_agent.server.launch_setup import prepare_command
+from fleet_agent.storage.secrets import Secrets, read_secrets, secret_names, secrets_file
 from fleet_protos.errors import ConfigError, ErrorKind
 from fleet_protos.events import ConfigurationProved, ServerFailed
 from fleet_protos.trial_types import Gate, GateEffect
@@ -36,12 +36,12 @@ def test_the_file_is_the_one_named_else_that_of_the_configuration_folder() -> No
 def test_a_reference_becomes_its_value_and_all_else_stays(tmp_path: Path) -> None:
     path = secrets_at(tmp_path, f"# tokens\n\nhf={VALUE}\r\nother=12345678=9\n")
     env = {"HF_TOKEN": "secret://hf", "AGAIN": "secret://hf", "PLAIN": "hf", "B": "secret://other"}
-    secrets = read_secrets(names_in(env), path)
+    secrets = read_secrets(secret_names(env), path)
     assert secrets.fill(env) == {"HF_TOKEN": VALUE, "AGAIN": VALUE, "PLAIN": "hf", "B": "12345678=9"}
 
 
 def test_without_references_no_file_is_needed(tmp_path: Path) -> None:
-    assert not read_secrets(names_in({"A": "b"}), tmp_path / "nothing")
+    assert not read_secrets(secret_names({"A": "b"}), tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])
@@ -144,14 +144,14 @@ def test_a_masked_file_keeps_to_its_owner_and_a_clean_one_is_not_touched(tmp_pat
 
 def test_the_process_gets_the_value_and_the_record_the_reference() -> None:
     command = LaunchCommand(("true",), {"T": "secret://hf"}, "/")
-    assert prepare(command, Secrets({"hf": VALUE})).env == {"T": VALUE}
+    assert prepare_command(command, Secrets({"hf": VALUE})).env == {"T": VALUE}
     assert command.env == {"T": "secret://hf"}
 
 
 def test_a_containers_variables_are_in_a_file_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "container.env"
     command = LaunchCommand(("docker",), {"T": "secret://hf", "A": "b=c"}, "/", str(file), {"PATH": "/bin"})
-    started = prepare(command, Secrets({"hf": VALUE}))
+    started = prepare_command(command, Secrets({"hf": VALUE}))
     assert (file.read_text(), file.stat().st_mode & 0o777) == (f"T={VALUE}\nA=b=c\n", 0o600)
     assert started.env == {"PATH": "/bin"}
     assert VALUE not in repr(started)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet_agent.core.engine import Engine, Place
+from fleet_agent.core.engine import EngineAdapter, LaunchPlace
 from fleet_agent.engines.catalogue import ENGINES
-from fleet_agent.engines.sglang.launch.argv import at_home, option, words
+from fleet_agent.engines.sglang.launch.argv import expand_home_paths, option_argv, to_argv
 from fleet_agent.engines.sglang.launch.launch_environment import server_environment
 from fleet_agent.engines.sglang.sglang_engine import SglangEngine
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
-PLACE = Place(port=31234, gpus=(), folder=Path("/nowhere"), token="job-b1-v0/2")
+PLACE = LaunchPlace(port=31234, gpus=(), folder=Path("/nowhere"), token="job-b1-v0/2")
 ENGINE = EngineSpec(EngineKind.SGLANG, "org/model", args={"tp_size": 8}, env={"NCCL_PROTO": "LL"}, python="/venv/bin/python")
 SPEC = TrialSpec(trial_id="job-b1-v0", attempt=2, variant="v", engine=ENGINE)
 HOST = {
@@ -30,8 +30,8 @@ def test_every_kind_of_a_job_has_its_engine() -> None:
 
 
 def test_the_command_is_that_of_the_documentation() -> None:
-    engine: Engine = SglangEngine()
-    command = engine.command(SPEC, PLACE)
+    engine: EngineAdapter = SglangEngine()
+    command = engine.launch_command(SPEC, PLACE)
     assert command.argv == (
         *("/venv/bin/python", "-m", "sglang.launch_server"),
         *("--model-path", "org/model", "--host", "127.0.0.1", "--port", "31234", "--enable-metrics", "--tp-size", "8"),
@@ -42,14 +42,14 @@ def test_the_command_is_that_of_the_documentation() -> None:
 
 def test_metrics_are_on_unless_the_job_turns_them_off() -> None:
     off = replace(SPEC, engine=replace(ENGINE, args={"enable_metrics": False}))
-    assert SglangEngine().command(SPEC, PLACE).argv.count("--enable-metrics") == 1
-    assert "--enable-metrics" not in SglangEngine().command(off, PLACE).argv
+    assert SglangEngine().launch_command(SPEC, PLACE).argv.count("--enable-metrics") == 1
+    assert "--enable-metrics" not in SglangEngine().launch_command(off, PLACE).argv
 
 
 def test_a_home_folder_is_resolved_wherever_a_path_can_stand() -> None:
     args = {"speculative_draft_model_path": "~/draft", "served_model_name": "~/as-written"}
     engine = replace(ENGINE, python="~/venv/bin/python", model_path="~/model", args=args)
-    argv = SglangEngine().command(replace(SPEC, engine=engine), PLACE).argv
+    argv = SglangEngine().launch_command(replace(SPEC, engine=engine), PLACE).argv
     home = str(Path.home())
     assert argv[0] == f"{home}/venv/bin/python"
     assert argv[argv.index("--model-path") + 1] == f"{home}/model"
@@ -58,7 +58,7 @@ def test_a_home_folder_is_resolved_wherever_a_path_can_stand() -> None:
 
 
 def test_a_path_of_another_users_home_is_left_as_it_is() -> None:
-    assert at_home({"tokenizer_path": "~other/x", "model_path": "/abs", "file_path": None}, "/root") == {
+    assert expand_home_paths({"tokenizer_path": "~other/x", "model_path": "/abs", "file_path": None}, "/root") == {
         "tokenizer_path": "~other/x",
         "model_path": "/abs",
         "file_path": None,
@@ -78,7 +78,7 @@ def test_a_path_of_another_users_home_is_left_as_it_is() -> None:
 )
 def test_what_cannot_be_launched_is_the_users_to_edit(engine: EngineSpec, gpus: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError) as refused:
-        SglangEngine().command(replace(SPEC, engine=engine), replace(PLACE, gpus=gpus))
+        SglangEngine().launch_command(replace(SPEC, engine=engine), replace(PLACE, gpus=gpus))
     assert refused.value.hint
 
 
@@ -97,15 +97,15 @@ def test_what_cannot_be_launched_is_the_users_to_edit(engine: EngineSpec, gpus: 
     ],
 )
 def test_an_argument_becomes_its_words(value: object, expected: tuple[str, ...]) -> None:
-    assert option("a_b", value) == expected
+    assert option_argv("a_b", value) == expected
 
 
 def test_false_is_said_only_where_sglang_has_a_word_for_it() -> None:
-    assert words({"lora_strict_loading": False, "disable_cuda_graph": False}) == ("--no-lora-strict-loading",)
+    assert to_argv({"lora_strict_loading": False, "disable_cuda_graph": False}) == ("--no-lora-strict-loading",)
 
 
 def test_the_jobs_order_is_kept() -> None:
-    assert words({"z": 1, "a": True}) == ("--z", "1", "--a")
+    assert to_argv({"z": 1, "a": True}) == ("--z", "1", "--a")
 
 
 def test_of_the_host_only_what_is_listed_reaches_the_server() -> None:

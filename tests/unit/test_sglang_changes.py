@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_knowledge.sglang.argument_changes import KNOWN_CHANGES, Asked, known_change
+from fleet_knowledge.sglang.argument_changes import KNOWN_CHANGES, ArgumentChange, find_known_change
 
 # (argument, asked, shown, all that is shown, a version in which it is known, one in which it is not)
 CHANGES: list[tuple[str, Any, Any, dict[str, Any], str, str]] = [
@@ -32,10 +32,10 @@ CHANGES: list[tuple[str, Any, Any, dict[str, Any], str, str]] = [
 def test_a_change_is_known_in_its_versions_and_in_no_other(
     name: str, asked: Any, shown: Any, rest: dict[str, Any], known: str, unknown: str
 ) -> None:
-    change = Asked(asked, shown, {**rest, name: shown})
-    assert known_change(name, change, known) is not None
-    assert known_change(name, change, "") is not None, "a version that cannot be read is any version"
-    assert known_change(name, change, unknown) is None
+    change = ArgumentChange(asked, shown, {**rest, name: shown})
+    assert find_known_change(name, change, known) is not None
+    assert find_known_change(name, change, "") is not None, "a version that cannot be read is any version"
+    assert find_known_change(name, change, unknown) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_change_is_known_in_its_versions_and_in_no_other(
     ],
 )
 def test_what_only_resembles_a_change_is_not_explained(name: str, asked: Any, shown: Any, rest: dict[str, Any]) -> None:
-    assert known_change(name, Asked(asked, shown, rest), "0.5.23") is None
+    assert find_known_change(name, ArgumentChange(asked, shown, rest), "0.5.23") is None
 
 
 def test_every_change_says_where_it_was_seen_and_from_which_version() -> None:

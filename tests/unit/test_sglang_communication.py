@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fleet_agent.engines.sglang.proof import nccl_gates
-from fleet_agent.engines.sglang.proof.nccl_gates import Shown, to_json
+from fleet_agent.engines.sglang.proof.nccl_gates import NcclEvidence, nccl_to_json
 from fleet_knowledge.nccl.inspector_output import read_inspector
 from fleet_knowledge.nccl.log.nccl_reader import NcclReader
-from fleet_knowledge.nccl.nccl_conf import Source
+from fleet_knowledge.nccl.nccl_conf import NcclConfFile
 from fleet_protos.trial_types import Gate, GateEffect
 
 AT = "gpu01:41:77 [0] NCCL INFO "
@@ -26,15 +26,15 @@ DONE = [
 VOID, FLAG = GateEffect.VOID_TRIAL, GateEffect.FLAG
 
 
-def shown(*lines: str, **changes: Any) -> Shown:
+def shown(*lines: str, **changes: Any) -> NcclEvidence:
     reader = NcclReader()
     for line in lines:
         reader.feed(line)
-    return Shown(**{"facts": reader.facts(), "ranks": 8, **changes})
+    return NcclEvidence(**{"facts": reader.facts(), "ranks": 8, **changes})
 
 
-def gates(env: Mapping[str, str], found: Shown, **info: Any) -> tuple[Gate, ...]:
-    return nccl_gates.gates(env, found, {"version": "0.5.23", "tp_size": 8, **info})
+def gates(env: Mapping[str, str], found: NcclEvidence, **info: Any) -> tuple[Gate, ...]:
+    return nccl_gates.check_nccl(env, found, {"version": "0.5.23", "tp_size": 8, **info})
 
 
 def short(found: tuple[Gate, ...]) -> list[tuple[str, GateEffect]]:
@@ -107,10 +107,10 @@ def test_a_log_that_names_all_that_it_sees_proves_that_a_variable_is_lost() -> N
     ],
 )  # fmt: skip
 def test_a_configuration_file_of_the_host_is_told(line: str, told: str) -> None:
-    (gate,) = gates({"NCCL_PROTO": "LL"}, shown(*SET, *DONE, configurations=(Source("/etc/nccl.conf", line),)))
+    (gate,) = gates({"NCCL_PROTO": "LL"}, shown(*SET, *DONE, configurations=(NcclConfFile("/etc/nccl.conf", line),)))
     assert (gate.code, gate.effect) == ("nccl_conf_overrides", FLAG)
     assert gate.message.endswith(told)
-    assert gates({"NCCL_PROTO": "LL"}, shown(*SET, *DONE, configurations=(Source("/etc/nccl.conf", "NCCL_PROTO=LL"),))) == ()
+    assert gates({"NCCL_PROTO": "LL"}, shown(*SET, *DONE, configurations=(NcclConfFile("/etc/nccl.conf", "NCCL_PROTO=LL"),))) == ()
 
 
 def test_another_library_than_the_installed_one_is_told() -> None:
@@ -135,11 +135,11 @@ def test_a_witness_in_which_no_all_reduce_reached_nccl_tells_that_its_settings_c
 
 
 def test_the_record_holds_what_nccl_showed_and_nothing_where_it_showed_nothing() -> None:
-    assert to_json(shown("no such line")) == {}
+    assert nccl_to_json(shown("no such line")) == {}
     labels = 'gpu="GPU0",nranks="8",collective="AllReduce",message_size="1-2MB",algo_proto="Ring_ll"'
     rows = read_inspector(f"nccl_bus_bandwidth_gbs{{{labels}}} 120.0\n")
-    conf = (Source("/etc/nccl.conf", "NCCL_ALGO=Tree"),)
-    told = to_json(shown(*SET, *DONE, libraries=("/x/libnccl.so.2",), configurations=conf, inspected=rows))
+    conf = (NcclConfFile("/etc/nccl.conf", "NCCL_ALGO=Tree"),)
+    told = nccl_to_json(shown(*SET, *DONE, libraries=("/x/libnccl.so.2",), configurations=conf, inspected=rows))
     assert (told["version"], told["settings"]["NCCL_PROTO"]) == ("2.27.3", ["LL"])
     assert (told["libraries"], told["configuration"]["NCCL_ALGO"]["value"]) == (["/x/libnccl.so.2"], "Tree")
     assert (told["inspected"][0]["algo_proto"], told["inspected"][0]["busbw_gb_s"]) == ("Ring_ll", 120.0)

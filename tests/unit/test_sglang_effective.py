@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fleet_agent.engines.sglang.proof.effective_args import (
-    argument_gates,
-    effective,
-    proof,
-    with_versions,
+    add_versions,
+    build_proof,
+    compare_arguments,
+    visible_args,
 )
-from fleet_agent.engines.sglang.proof.nccl_gates import Shown
+from fleet_agent.engines.sglang.proof.nccl_gates import NcclEvidence
 from fleet_knowledge.nccl.log.nccl_reader import NcclReader
 from fleet_protos.trial_types import Gate, GateEffect
 
@@ -41,12 +41,12 @@ def short(found: tuple[Gate, ...]) -> list[tuple[str, GateEffect]]:
     ],
 )
 def test_an_argument_in_effect_as_asked_trips_no_gate(asked: object, shown: object) -> None:
-    assert argument_gates({"x": asked}, {"x": shown}) == ()
+    assert compare_arguments({"x": asked}, {"x": shown}) == ()
 
 
 @pytest.mark.parametrize(("asked", "shown"), [(8, 4), (True, False), (False, True), ([1, 2], [1]), ("fa3", "triton"), ("a", None)])
 def test_any_other_value_voids_the_trial(asked: object, shown: object) -> None:
-    assert short(argument_gates({"x": asked}, {"x": shown})) == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
+    assert short(compare_arguments({"x": asked}, {"x": shown})) == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_any_other_value_voids_the_trial(asked: object, shown: object) -> None:
     ],
 )
 def test_a_change_that_sglang_is_known_to_make_is_flagged(asked: dict[str, Any], shown: dict[str, Any]) -> None:
-    assert short(argument_gates(asked, shown)) == [("args_changed_by_server", GateEffect.FLAG)]
+    assert short(compare_arguments(asked, shown)) == [("args_changed_by_server", GateEffect.FLAG)]
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_a_change_that_sglang_is_known_to_make_is_flagged(asked: dict[str, Any],
     ],
 )
 def test_a_change_that_only_resembles_a_known_one_voids_the_trial(asked: dict[str, Any], shown: dict[str, Any]) -> None:
-    assert short(argument_gates(asked, shown)) == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
+    assert short(compare_arguments(asked, shown)) == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
 
 
 def test_an_argument_that_is_not_shown_is_flagged() -> None:
-    assert short(argument_gates({"new_thing": 8}, {})) == [("args_not_shown_by_server", GateEffect.FLAG)]
+    assert short(compare_arguments({"new_thing": 8}, {})) == [("args_not_shown_by_server", GateEffect.FLAG)]
 
 
 def test_state_and_secrets_are_no_part_of_the_configuration() -> None:
     shown = {"tp_size": 8, "api_key": "sk-1", "admin_api_key": None, "internal_states": [{}], "status": "ready"}
-    assert effective(shown) == {"tp_size": 8, "api_key": "…", "admin_api_key": None}
+    assert visible_args(shown) == {"tp_size": 8, "api_key": "…", "admin_api_key": None}
 
 
 def test_a_proof_names_versions_arguments_and_what_nccl_saw() -> None:
     reader = NcclReader()
     for line in (*LOG.splitlines(), "NCCL version 2.27.5+cuda12.9"):
         reader.feed(line)
-    found = proof({"tp_size": 8}, {"NCCL_PROTO": "LL"}, {"tp_size": 8, "version": "0.5.23"}, Shown(facts=reader.facts(), ranks=8))
+    found = build_proof({"tp_size": 8}, {"NCCL_PROTO": "LL"}, {"tp_size": 8, "version": "0.5.23"}, NcclEvidence(facts=reader.facts(), ranks=8))
     assert found.versions == {"sglang": "0.5.23", "nccl": "2.27.5+cuda12.9"}
     assert found.env == {"NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "16777216"}
     assert (found.gates, found.effective_args["tp_size"]) == ((), 8)
@@ -114,6 +114,6 @@ def test_a_proof_names_versions_arguments_and_what_nccl_saw() -> None:
 
 
 def test_what_the_server_says_of_its_versions_counts_more_than_what_is_installed() -> None:
-    proved = with_versions(proof({}, {}, {"version": "0.5.23"}, Shown()), {"sglang": "0.5.9", "torch": "2.9.1"})
+    proved = add_versions(build_proof({}, {}, {"version": "0.5.23"}, NcclEvidence()), {"sglang": "0.5.9", "torch": "2.9.1"})
     assert proved.versions == {"sglang": "0.5.23", "torch": "2.9.1"}
     assert proved.nccl == {}

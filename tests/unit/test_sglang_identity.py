@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.engines.sglang.launch_identity import stranger
+from fleet_agent.engines.sglang.launch_identity import launch_difference
 
 URL = "http://127.0.0.1:31007"
 WORDS = ("--model-path", "m/tiny", "--host", "127.0.0.1", "--port", "31007", "--tp-size", "2", "--api-key", "sk-1", "--json", '{"a": 1}')
@@ -24,7 +24,7 @@ COMMAND = '--model-path m/tiny --host 127.0.0.1 --port 31007 --tp-size 2 --api-k
     ids=["an older server says nothing", "0.5.20", "0.5.10, with what a wrapper added", "nothing"],
 )
 def test_the_launched_server_is_known(info: dict[str, Any]) -> None:
-    assert stranger(info, URL, WORDS) == ""
+    assert launch_difference(info, URL, WORDS) == ""
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_the_launched_server_is_known(info: dict[str, Any]) -> None:
     ],
 )
 def test_another_server_of_the_same_model_is_told_by_its_launch(info: dict[str, Any], told: str) -> None:
-    assert stranger(info, URL, WORDS) == told
+    assert launch_difference(info, URL, WORDS) == told
 
 
 def test_what_the_command_never_shows_is_not_missed() -> None:
     passed = ("--config", "/c.yaml", "--model-type", "llm", "--port", "31007")
-    assert stranger({"launch_command": "--port 31007 --tp-size 2"}, URL, passed) == ""
+    assert launch_difference({"launch_command": "--port 31007 --tp-size 2"}, URL, passed) == ""
 
 
 def test_without_words_only_the_port_tells() -> None:
-    assert stranger({"port": 31007, "launch_command": "other"}, URL, ()) == ""
+    assert launch_difference({"port": 31007, "launch_command": "other"}, URL, ()) == ""

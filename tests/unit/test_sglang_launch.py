@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.engine import LaunchCommand, Place
-from fleet_agent.engines.sglang.launch.container_command import Runtime, container_name
-from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, cpu_list, read_cpu_list
+from fleet_agent.core.engine import LaunchCommand, LaunchPlace
+from fleet_agent.engines.sglang.launch.container_command import ContainerRuntime, container_name
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, format_cpu_list, parse_cpu_list
 from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
 from fleet_agent.engines.sglang.launch.server_command import HostFacts, server_command
 from fleet_knowledge.release import Release
@@ -34,12 +34,12 @@ def facts_of(written: dict[str, Any]) -> HostFacts:
         home="/home/USER",
         environment={"PATH": "/usr/bin:/bin", "HOME": "/home/USER", "HF_TOKEN": "of the agent's shell"},
         cpus=HostCpus(
-            {int(node): read_cpu_list(text) for node, text in cpus.get("nodes", {}).items()},
-            read_cpu_list(cpus.get("allowed", "")),
+            {int(node): parse_cpu_list(text) for node, text in cpus.get("nodes", {}).items()},
+            parse_cpu_list(cpus.get("allowed", "")),
             {int(gpu): node for gpu, node in cpus.get("gpus", {}).items()},
             cpus.get("programs", {}),
         ),
-        runtime=Runtime(**written["runtime"]) if "runtime" in written else None,
+        runtime=ContainerRuntime(**written["runtime"]) if "runtime" in written else None,
         client_environment={"PATH": "/usr/bin:/bin", "DOCKER_HOST": "unix:///run/x.sock"},
         has_hub=written.get("has_hub", False),
         serve_program=written.get("serve_program", ""),
@@ -48,7 +48,7 @@ def facts_of(written: dict[str, Any]) -> HostFacts:
 
 
 def launch(case: dict[str, Any]) -> LaunchCommand:
-    place = Place(PORT, tuple(case["gpus"]), Path("/trial/server"), TOKEN)
+    place = LaunchPlace(PORT, tuple(case["gpus"]), Path("/trial/server"), TOKEN)
     spec = TrialSpec(trial_id="job-b1-v1", attempt=2, variant="v", engine=engine_of(case["engine"]))
     return server_command(spec, place, facts_of(case.get("host", {})))
 
@@ -103,11 +103,11 @@ LISTS: dict[str, set[int]] = {"0-3,8": {0, 1, 2, 3, 8}, "7": {7}, "0-1, 4": {0, 
 
 @pytest.mark.parametrize(("text", "cpus"), LISTS.items())
 def test_a_list_of_cpus_is_read_or_is_none(text: str, cpus: set[int]) -> None:
-    assert read_cpu_list(text) == cpus
+    assert parse_cpu_list(text) == cpus
 
 
 def test_a_list_of_cpus_is_written_as_short_as_the_kernel_does() -> None:
-    assert cpu_list({8, 0, 1, 2, 5}) == "0-2,5,8"
+    assert format_cpu_list({8, 0, 1, 2, 5}) == "0-2,5,8"
 
 
 def test_gpus_are_counted_by_their_place_on_the_bus_and_other_devices_are_none(tmp_path: Path) -> None:

@@ -8,8 +8,14 @@ from hypothesis import strategies as some
 
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.yaml.findings import Finding, JobRejected
-from fleet_knowledge.sglang.numeric_arguments import COUNTED, NUMBER, WHOLE, numbers, takes
-from fleet_knowledge.sglang.server_arguments import arguments
+from fleet_knowledge.sglang.numeric_arguments import (
+    COUNTED,
+    NUMBER,
+    WHOLE,
+    accepts_value,
+    numeric_arguments,
+)
+from fleet_knowledge.sglang.server_arguments import known_arguments
 
 JOB = """\
 apiVersion: benchfleet/v1
@@ -32,16 +38,16 @@ def refused(args: str, level: str = "") -> list[Finding]:
 
 
 def test_every_number_is_an_option_with_one_value_and_sizes_are_among_them() -> None:
-    assert {name for name in numbers() if arguments()[name].kind != "v"} == set()
-    assert set(numbers().values()) == {WHOLE, COUNTED, NUMBER}
+    assert {name for name in numeric_arguments() if known_arguments()[name].kind != "v"} == set()
+    assert set(numeric_arguments().values()) == {WHOLE, COUNTED, NUMBER}
     assert {"tp_size", "dp_size", "ep_size", "pp_size", "page_size", "max_running_requests", "chunked_prefill_size"} <= {
-        name for name, kind in numbers().items() if kind == WHOLE
+        name for name, kind in numeric_arguments().items() if kind == WHOLE
     }
 
 
-@pytest.mark.parametrize("name", sorted(numbers()))
+@pytest.mark.parametrize("name", sorted(numeric_arguments()))
 def test_a_default_of_sglang_is_a_value_of_its_option(name: str) -> None:
-    assert takes(name, arguments()[name].default or 1) or numbers()[name] == WHOLE  # 10.0 is written for an int in places
+    assert accepts_value(name, known_arguments()[name].default or 1) or numeric_arguments()[name] == WHOLE  # 10.0 is written for an int in places
 
 
 @pytest.mark.parametrize(
@@ -78,5 +84,5 @@ def test_whole_is_what_int_reads(value: object) -> None:
         reads = True
     except ValueError:
         reads = False
-    assert takes("tp_size", value) == reads
-    assert takes("served_model_name", value)
+    assert accepts_value("tp_size", value) == reads
+    assert accepts_value("served_model_name", value)

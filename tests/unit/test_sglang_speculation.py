@@ -9,34 +9,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_knowledge.release import Release
-from fleet_knowledge.server_configuration import Configuration
+from fleet_knowledge.server_configuration import ServerConfiguration
 from fleet_knowledge.sglang import parallelism
-from fleet_knowledge.sglang.effective_configuration import effective
+from fleet_knowledge.sglang.effective_configuration import resolve_configuration
 from fleet_knowledge.sglang.speculation.algorithms import (
     ALGORITHMS,
-    family,
+    find_own_layers,
     is_eagle3_config,
+    model_family,
     names_eagle3,
     names_older_eagle,
-    own_layers,
 )
-from fleet_knowledge.sglang.speculation.resolved_arguments import request_cap, settle, tree_capacity
-from fleet_knowledge.sglang.speculation.speculation_rules import remarks
-from fleet_knowledge.sglang.speculation.sweep_notation import expand, servers, split
+from fleet_knowledge.sglang.speculation.resolved_arguments import (
+    request_cap,
+    resolve_speculation,
+    tree_capacity,
+)
+from fleet_knowledge.sglang.speculation.speculation_rules import apply_speculation_rules
+from fleet_knowledge.sglang.speculation.sweep_notation import (
+    distinct_servers,
+    expand_sweep,
+    split_entries,
+)
 
 DRAFT = "speculative_draft_model_path"
 
 
-def asked(algorithm: str = "EAGLE3", sizes: tuple[int | None, ...] = (3, 1, 4), *, version: str = "", **more: Any) -> Configuration:
+def asked(algorithm: str = "EAGLE3", sizes: tuple[int | None, ...] = (3, 1, 4), *, version: str = "", **more: Any) -> ServerConfiguration:
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     given_sizes = {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
     model = more.pop("model", "/models/qwen")
     args = {"speculative_algorithm": algorithm, DRAFT: "/d/eagle3", **given_sizes, **more}
-    return Configuration({name: value for name, value in args.items() if value is not None}, {}, model, release=Release.read(version))
+    return ServerConfiguration({name: value for name, value in args.items() if value is not None}, {}, model, release=Release.read(version))
 
 
-def codes(configuration: Configuration) -> list[str]:
-    return [f"{remark.severity} {remark.code}" for remark in remarks(configuration)]
+def codes(configuration: ServerConfiguration) -> list[str]:
+    return [f"{remark.severity} {remark.code}" for remark in apply_speculation_rules(configuration)]
 
 
 def test_a_sound_chain_has_nothing_to_tell() -> None:
@@ -52,7 +60,7 @@ def test_a_sound_chain_has_nothing_to_tell() -> None:
     ],
 )  # fmt: skip
 def test_the_server_runs_these_sizes(sizes: tuple[int | None, ...], version: str, model: str, run: tuple[int, int, int]) -> None:
-    found = settle(asked(sizes=sizes, version=version, model=model))
+    found = resolve_speculation(asked(sizes=sizes, version=version, model=model))
     assert (found.steps, found.topk, found.draft_tokens) == run
 
 
@@ -66,9 +74,9 @@ def test_the_tree_holds_topk_and_topk_squared_for_each_further_step(steps: int, 
 
 
 def test_one_verification_yields_the_steps_and_one_token_at_most() -> None:
-    assert settle(asked()).most_accepted == 4
-    assert settle(asked(sizes=(6, 2, 4))).most_accepted == 4
-    assert settle(asked("NGRAM", (None, None, 12))).most_accepted == 12
+    assert resolve_speculation(asked()).most_accepted == 4
+    assert resolve_speculation(asked(sizes=(6, 2, 4))).most_accepted == 4
+    assert resolve_speculation(asked("NGRAM", (None, None, 12))).most_accepted == 12
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_an_algorithm_excludes_what_sglang_refuses_beside_it(algorithm: str, mor
 
 
 def test_speculation_caps_requests_unless_the_job_says_how_many() -> None:
-    assert [request_cap(asked()), request_cap(asked(max_running_requests=16)), request_cap(Configuration())] == [48, None, None]
+    assert [request_cap(asked()), request_cap(asked(max_running_requests=16)), request_cap(ServerConfiguration())] == [48, None, None]
     assert [request_cap(asked(version=version)) for version in ("0.4.3", "0.4.4", "0.5.9")] == [None, 32, 48]
 
 
@@ -128,7 +136,7 @@ def test_the_configuration_of_a_draft_tells_its_kind() -> None:
     ],
 )  # fmt: skip
 def test_a_models_name_tells_whether_it_drafts_for_itself(model: str, has_own: bool, architecture: str) -> None:
-    assert (own_layers(model) is not None, family(model)) == (has_own, architecture)
+    assert (find_own_layers(model) is not None, model_family(model)) == (has_own, architecture)
 
 
 def test_every_algorithm_names_its_source() -> None:
@@ -144,7 +152,7 @@ def test_every_algorithm_names_its_source() -> None:
     ],
 )  # fmt: skip
 def test_parallel_sizes_take_gpus_and_need_nccl(args: dict[str, Any], gpus: int, nccl: bool) -> None:
-    assert (parallelism.needed_gpus(args), parallelism.speaks_nccl(args)) == (gpus, nccl)
+    assert (parallelism.count_needed_gpus(args), parallelism.exchanges_over_nccl(args)) == (gpus, nccl)
 
 
 @pytest.mark.parametrize(
@@ -159,39 +167,39 @@ def test_parallel_sizes_take_gpus_and_need_nccl(args: dict[str, Any], gpus: int,
     ],
 )  # fmt: skip
 def test_parallel_sizes_that_do_not_go_together_are_told(args: dict[str, Any], gpus: int | None, nodes: int, expected: list[str]) -> None:
-    assert [remark.code for remark in parallelism.remarks(Configuration(args, gpus=gpus, nodes=nodes))] == expected
+    assert [remark.code for remark in parallelism.apply_parallelism_rules(ServerConfiguration(args, gpus=gpus, nodes=nodes))] == expected
 
 
 def test_two_spellings_of_one_configuration_take_the_same_effect() -> None:
     same = [asked("EAGLE3", (3, 1, 4)), asked("eagle3", (3, 1, 9)), asked("EAGLE3", (3, 1, None), speculative_accept_threshold_acc=1)]
-    assert len({effective(one).identity for one in same}) == 1
-    assert effective(asked("EAGLE3", (2, 1, 3))).identity != effective(same[0]).identity
+    assert len({resolve_configuration(one).identity for one in same}) == 1
+    assert resolve_configuration(asked("EAGLE3", (2, 1, 3))).identity != resolve_configuration(same[0]).identity
 
 
 def test_what_is_in_vain_has_a_reason() -> None:
-    found = effective(Configuration({"page_size": 1, "base_gpu_id": 0}, {"NCCL_PROTO": "LL", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}))
-    assert [each.subject for each in found.vain] == ["args.base_gpu_id", "env.NCCL_PROTO", "env.CUDA_DEVICE_MAX_CONNECTIONS"]
-    assert all(each.why for each in found.vain)
+    found = resolve_configuration(ServerConfiguration({"page_size": 1, "base_gpu_id": 0}, {"NCCL_PROTO": "LL", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}))
+    assert [each.subject for each in found.ineffective] == ["args.base_gpu_id", "env.NCCL_PROTO", "env.CUDA_DEVICE_MAX_CONNECTIONS"]
+    assert all(each.why for each in found.ineffective)
 
 
 @pytest.mark.parametrize("entry", ["1,3,1", "x", "", "1,3,0,4", "1,3,4,0", "0,3,1,4", "1,-1,1,4", "1.5,3,1,4"])
 def test_an_entry_of_a_sweep_that_nothing_can_be_launched_for_is_an_error(entry: str) -> None:
-    [point] = expand([entry])
-    assert point.is_wrong and entry in point.to_json()["text"]
+    [point] = expand_sweep([entry])
+    assert point.is_invalid and entry in point.to_json()["text"]
 
 
 @pytest.mark.parametrize("text", ["1,0,0,0 1,3,1,4", '["1,0,0,0","1,3,1,4"]', "'1,0,0,0' '1,3,1,4'", "1,0,0,0;1,3,1,4", "1,0,0,0\n1,3,1,4"])
 def test_a_sweep_is_read_as_people_paste_it(text: str) -> None:
-    assert split(text) == ("1,0,0,0", "1,3,1,4")
+    assert split_entries(text) == ("1,0,0,0", "1,3,1,4")
 
 
 def test_batch_sizes_share_a_server() -> None:
-    assert [point.server for point in servers(expand(["1,0,0,0", "8,0,0,0", "1,3,1,4", "8,3,1,9"]))] == [(0, 0, 0), (3, 1, 4)]
+    assert [point.launch_key for point in distinct_servers(expand_sweep(["1,0,0,0", "8,0,0,0", "1,3,1,4", "8,3,1,9"]))] == [(0, 0, 0), (3, 1, 4)]
 
 
 @given(st.lists(st.text(max_size=12), max_size=5))
 def test_any_text_is_expanded_or_refused(entries: list[str]) -> None:
-    assert len(expand(entries)) == len(entries)
+    assert len(expand_sweep(entries)) == len(entries)
 
 
 _VALUES = st.one_of(st.none(), st.booleans(), st.integers(-5, 70), st.text(max_size=8), st.lists(st.integers(), max_size=2))
@@ -202,9 +210,9 @@ _NAMES = ("speculative_algorithm", DRAFT, "speculative_num_steps", "speculative_
 
 @given(st.dictionaries(st.sampled_from(_NAMES), _VALUES), st.sampled_from(["EAGLE", "EAGLE3", "NGRAM", "DSPARK", "NEXTN"]))
 def test_any_arguments_are_judged(args: dict[str, Any], algorithm: str) -> None:
-    for configuration in (Configuration(args), Configuration({**args, "speculative_algorithm": algorithm})):
-        assert all(each.message for each in (*remarks(configuration), *parallelism.remarks(configuration)))
-        assert effective(configuration).identity
+    for configuration in (ServerConfiguration(args), ServerConfiguration({**args, "speculative_algorithm": algorithm})):
+        assert all(each.message for each in (*apply_speculation_rules(configuration), *parallelism.apply_parallelism_rules(configuration)))
+        assert resolve_configuration(configuration).identity
 
 
 def test_a_size_that_is_refused_is_not_also_told_to_be_adjusted() -> None:
@@ -212,7 +220,7 @@ def test_a_size_that_is_refused_is_not_also_told_to_be_adjusted() -> None:
 
 
 def test_a_backend_that_only_newer_versions_can_use_is_told_with_the_version() -> None:
-    (told,) = remarks(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3"))
+    (told,) = apply_speculation_rules(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3"))
     assert (told.severity, told.code) == ("warning", "spec_paged_tree") and "from SGLang 0.5.6" in told.message
     assert codes(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3", version="0.5.9")) == []
     assert codes(asked(sizes=(3, 4, 8), page_size=64, attention_backend="fa3", version="0.5.4")) == ["error spec_paged_tree"]
@@ -224,12 +232,12 @@ def test_a_model_that_drafts_for_itself_whole_gains_nothing() -> None:
 
 
 def test_replicas_that_do_not_fit_may_be_meant_as_data_parallel_attention() -> None:
-    (told,) = parallelism.remarks(Configuration({"tp_size": 8, "dp_size": 8}, gpus=8))
+    (told,) = parallelism.apply_parallelism_rules(ServerConfiguration({"tp_size": 8, "dp_size": 8}, gpus=8))
     assert told.code == "too_few_gpus" and "enable_dp_attention: true" in told.hint
-    (other,) = parallelism.remarks(Configuration({"tp_size": 16}, gpus=8))
+    (other,) = parallelism.apply_parallelism_rules(ServerConfiguration({"tp_size": 16}, gpus=8))
     assert "enable_dp_attention" not in other.hint
 
 
 @pytest.mark.parametrize("text", ["--3", "\u00b3", "-", "", "9" * 5000, "3.0"])
 def test_a_text_that_only_looks_like_a_number_is_none(text: str) -> None:
-    assert Configuration({"speculative_num_steps": text}).number("speculative_num_steps", 7) == 7
+    assert ServerConfiguration({"speculative_num_steps": text}).number("speculative_num_steps", 7) == 7

@@ -8,33 +8,33 @@ import pytest
 
 from fleet_simulator.batching import Batching, Generation
 from fleet_simulator.prefix_cache import PrefixCache
-from fleet_simulator.time_model import Configuration, Speculation, decode_s, prefill_s
+from fleet_simulator.time_model import Speculation, TimingConfiguration, decode_s, prefill_s
 
-PLAIN = Configuration(tp_size=8)
-EAGLE3 = Configuration(tp_size=8, speculation=Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6))
+PLAIN = TimingConfiguration(tp_size=8)
+EAGLE3 = TimingConfiguration(tp_size=8, speculation=Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6))
 
 
 @dataclass
-class Told:
+class TokensGiven:
     """A sink that keeps what it was told."""
 
     counts: list[int] = field(default_factory=list)
     flushes: int = 0
 
-    def gave(self, generation: Generation, count: int) -> None:
+    def on_tokens(self, generation: Generation, count: int) -> None:
         self.counts.append(count)
 
     def flush(self, generation: Generation) -> None:
         self.flushes += 1
 
 
-def batching(configuration: Configuration = PLAIN, cap: int = 100, scale: float = 1.0) -> Batching:
+def batching(configuration: TimingConfiguration = PLAIN, cap: int = 100, scale: float = 1.0) -> Batching:
     return Batching(configuration, cap, scale, lambda at_s: 1.0, "seed")
 
 
-def ask(want: int, prompt_tokens: int = 40) -> tuple[Generation, Told]:
-    told = Told()
-    return Generation(prompt_tokens, 0, want, 0, stops=False, sink=told), told
+def ask(want: int, prompt_tokens: int = 40) -> tuple[Generation, TokensGiven]:
+    told = TokensGiven()
+    return Generation(prompt_tokens, 0, want, 0, stops_itself=False, sink=told), told
 
 
 def drain(engine: Batching, wake_s: float | None) -> float:
@@ -127,8 +127,8 @@ def test_a_cancelled_request_gets_nothing_more_and_frees_its_place() -> None:
 
 
 def test_cached_prompt_tokens_shorten_the_prefill() -> None:
-    engine, told = batching(), Told()
-    cached = Generation(1000, 990, 1, 0, stops=False, sink=told)
+    engine, told = batching(), TokensGiven()
+    cached = Generation(1000, 990, 1, 0, stops_itself=False, sink=told)
     drain(engine, engine.submit(cached, 0.0))
     assert cached.first_token_s == pytest.approx(prefill_s(10, PLAIN))
 
@@ -144,21 +144,21 @@ def test_one_seed_gives_one_sequence_of_chunks() -> None:
 
 def test_the_prefix_cache_finds_the_longest_common_prefix() -> None:
     cache = PrefixCache()
-    assert cache.look_up_and_keep(["a", "b", "c", "d"]) == 0
-    assert cache.look_up_and_keep(["a", "b", "x", "y", "z"]) == 2
-    assert cache.look_up_and_keep(["a", "b", "x", "q"]) == 3
-    assert cache.look_up_and_keep(["z"]) == 0
+    assert cache.match_and_insert(["a", "b", "c", "d"]) == 0
+    assert cache.match_and_insert(["a", "b", "x", "y", "z"]) == 2
+    assert cache.match_and_insert(["a", "b", "x", "q"]) == 3
+    assert cache.match_and_insert(["z"]) == 0
 
 
 def test_the_last_prompt_token_is_never_cached() -> None:
     cache = PrefixCache()
-    cache.look_up_and_keep(["a", "b", "c"])
-    assert cache.look_up_and_keep(["a", "b", "c"]) == 2
+    cache.match_and_insert(["a", "b", "c"])
+    assert cache.match_and_insert(["a", "b", "c"]) == 2
 
 
 def test_a_flush_and_a_disabled_cache_remember_nothing() -> None:
     cache, disabled = PrefixCache(), PrefixCache(enabled=False)
     for known in (cache, disabled):
-        known.look_up_and_keep(["a", "b", "c"])
+        known.match_and_insert(["a", "b", "c"])
     cache.flush()
-    assert [known.look_up_and_keep(["a", "b", "c"]) for known in (cache, disabled)] == [0, 0]
+    assert [known.match_and_insert(["a", "b", "c"]) for known in (cache, disabled)] == [0, 0]

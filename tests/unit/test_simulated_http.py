@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fleet_simulator import request_parsing, server_args
-from fleet_simulator.http_server import BadRequest, frame, parse_head, take_body
-from fleet_simulator.server import read_start
-from fleet_simulator.token_text import RING, Words, entry
+from fleet_simulator.http_server import BadRequest, http_chunk, parse_head, read_body
+from fleet_simulator.server import parse_start
+from fleet_simulator.token_text import RING_TOKENS, TokenRing, ring_position
 
 EAGLE = {"model_path": "m", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 1, "speculative_num_steps": 5}
 
@@ -29,18 +29,18 @@ def test_what_is_not_http_is_refused(head: bytes) -> None:
 @pytest.mark.parametrize("cut", range(1, 26))
 def test_a_chunked_body_is_taken_only_when_whole(cut: int) -> None:
     body = b"4\r\nabcd\r\n6;x=y\r\nefghij\r\n0\r\n\r\n"
-    assert take_body(bytearray(body[:cut]), 0, {"transfer-encoding": "chunked"}) is None
-    assert take_body(bytearray(body + b"GET"), 0, {"transfer-encoding": "chunked"}) == (b"abcdefghij", len(body))
+    assert read_body(bytearray(body[:cut]), 0, {"transfer-encoding": "chunked"}) is None
+    assert read_body(bytearray(body + b"GET"), 0, {"transfer-encoding": "chunked"}) == (b"abcdefghij", len(body))
 
 
 @pytest.mark.parametrize("length", ["-1", "many", str(1 << 40)])
 def test_a_bad_content_length_is_refused(length: str) -> None:
     with pytest.raises(BadRequest):
-        take_body(bytearray(), 0, {"content-length": length})
+        read_body(bytearray(), 0, {"content-length": length})
 
 
 def test_a_frame_is_one_http_chunk() -> None:
-    assert frame(b"hello hello hello") == b"11\r\nhello hello hello\r\n"
+    assert http_chunk(b"hello hello hello") == b"11\r\nhello hello hello\r\n"
 
 
 def test_options_are_read_under_sglangs_names_and_types() -> None:
@@ -92,7 +92,7 @@ def test_eagle_with_an_eagle3_draft_accepts_nothing() -> None:
 
 def test_a_lost_variable_is_not_seen() -> None:
     argv = ["--model-path", "m", "--simulation", json.dumps({"lost_env": ["NCCL_PROTO"]})]
-    start = read_start(argv, {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "HOME": "/"})
+    start = parse_start(argv, {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "HOME": "/"})
     assert start.nccl == {"NCCL_ALGO": "Ring", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -108,30 +108,30 @@ def test_a_lost_variable_is_not_seen() -> None:
 )
 def test_a_command_line_that_means_nothing_is_a_value_error(argv: list[str]) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        read_start(argv, {})
+        parse_start(argv, {})
 
 
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (request_parsing.generate, {}),
-        (request_parsing.generate, {"text": "a", "input_ids": [1]}),
-        (request_parsing.generate, {"text": ["a", "b"]}),
-        (request_parsing.generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}),
-        (request_parsing.chat, {"messages": []}),
-        (request_parsing.chat, {"messages": ["hello"]}),
-        (request_parsing.chat, {"messages": [{"role": "user", "content": "a"}], "max_tokens": "ten"}),
-        (request_parsing.completion, {"prompt": None}),
-        (request_parsing.completion, {"prompt": "a", "n": 2}),
+        (request_parsing.parse_generate, {}),
+        (request_parsing.parse_generate, {"text": "a", "input_ids": [1]}),
+        (request_parsing.parse_generate, {"text": ["a", "b"]}),
+        (request_parsing.parse_generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}),
+        (request_parsing.parse_chat, {"messages": []}),
+        (request_parsing.parse_chat, {"messages": ["hello"]}),
+        (request_parsing.parse_chat, {"messages": [{"role": "user", "content": "a"}], "max_tokens": "ten"}),
+        (request_parsing.parse_completion, {"prompt": None}),
+        (request_parsing.parse_completion, {"prompt": "a", "n": 2}),
     ],
 )
 def test_a_request_that_means_nothing_is_refused(read: Any, body: dict[str, Any]) -> None:
-    with pytest.raises(request_parsing.Refused):
+    with pytest.raises(request_parsing.RequestRefused):
         read(body)
 
 
-def chat_of(content: Any, **more: Any) -> request_parsing.Ask:
-    return request_parsing.chat({"messages": [{"role": "user", "content": content}], **more})
+def chat_of(content: Any, **more: Any) -> request_parsing.GenerationRequest:
+    return request_parsing.parse_chat({"messages": [{"role": "user", "content": content}], **more})
 
 
 def test_chats_share_exactly_the_template() -> None:
@@ -146,26 +146,26 @@ def test_content_parts_read_as_their_text() -> None:
 
 def test_a_limit_holds_exactly_only_with_ignore_eos() -> None:
     exact, open_end = chat_of("a", max_tokens=5000, ignore_eos=True), chat_of("a", max_tokens=5000)
-    assert request_parsing.tokens_to_give(exact, 7, short=False) == (5000, False)
-    assert request_parsing.tokens_to_give(open_end, 7, short=False) == (207, True)
+    assert request_parsing.choose_output_tokens(exact, 7, short=False) == (5000, False)
+    assert request_parsing.choose_output_tokens(open_end, 7, short=False) == (207, True)
 
 
 def test_short_outputs_stop_at_half() -> None:
-    assert request_parsing.tokens_to_give(chat_of("a", max_tokens=500, ignore_eos=True), 7, short=True) == (250, True)
+    assert request_parsing.choose_output_tokens(chat_of("a", max_tokens=500, ignore_eos=True), 7, short=True) == (250, True)
 
 
 def test_the_same_prompt_gets_the_same_words_and_another_prompt_others() -> None:
-    words = Words()
-    first, second = entry(("a", "b")), entry(("a", "c"))
-    assert words.text(first, 20) == words.text(entry(("a", "b")), 20) != words.text(second, 20)
+    words = TokenRing()
+    first, second = ring_position(("a", "b")), ring_position(("a", "c"))
+    assert words.text(first, 20) == words.text(ring_position(("a", "b")), 20) != words.text(second, 20)
 
 
 def test_words_and_ids_count_their_tokens_even_around_the_ring() -> None:
-    words = Words()
-    for first, count in ((0, 1), (RING - 3, 10), (5, 2 * RING + 7)):
+    words = TokenRing()
+    for first, count in ((0, 1), (RING_TOKENS - 3, 10), (5, 2 * RING_TOKENS + 7)):
         assert len(words.text(first, count).split()) == count
         assert len(words.ids(first, count).split(b",")) == count
 
 
 def test_text_does_not_repeat_itself() -> None:
-    assert len(set(Words().text(100, 500).split())) == 500
+    assert len(set(TokenRing().text(100, 500).split())) == 500

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from fleet_simulator.noise import accept_deck, drift_factor, launch_factor, run_factor
+from fleet_simulator.noise import draw_accept_lengths, drift_factor, launch_factor, run_factor
 from fleet_simulator.time_model import (
-    Configuration,
     Speculation,
+    TimingConfiguration,
     accept_length,
     accept_shares,
     all_reduce_s,
@@ -25,8 +25,8 @@ from tests.fakes.simulated_server import TUNED
 
 EAGLE3_5 = Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6)
 EAGLE3_2 = Speculation("EAGLE3", depth=2, topk=1, draft_tokens=3)
-DEFAULT = Configuration(tp_size=8)
-TUNED_NCCL = Configuration(tp_size=8, nccl=TUNED)
+DEFAULT = TimingConfiguration(tp_size=8)
+TUNED_NCCL = TimingConfiguration(tp_size=8, nccl=TUNED)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ TUNED_NCCL = Configuration(tp_size=8, nccl=TUNED)
     [({}, None, 62.9), (TUNED, None, 88.8), ({}, EAGLE3_5, 71.3), (TUNED, EAGLE3_5, 86.7)],
 )
 def test_a_single_stream_has_the_measured_rate(nccl: dict[str, str], speculation: Speculation | None, measured_tok_s: float) -> None:
-    assert stream_tok_s(Configuration(8, nccl, speculation)) == pytest.approx(measured_tok_s, rel=0.005)
+    assert stream_tok_s(TimingConfiguration(8, nccl, speculation)) == pytest.approx(measured_tok_s, rel=0.005)
 
 
 @pytest.mark.parametrize(("speculation", "ratio"), [(None, 88.8 / 62.9), (EAGLE3_5, 86.7 / 71.3)])
@@ -44,14 +44,14 @@ def test_tuned_over_default_has_the_measured_ratio(speculation: Speculation | No
 
 
 @pytest.mark.parametrize("configuration", [DEFAULT, TUNED_NCCL])
-def test_two_steps_lie_between_no_speculation_and_five_steps(configuration: Configuration) -> None:
+def test_two_steps_lie_between_no_speculation_and_five_steps(configuration: TimingConfiguration) -> None:
     none, two, five = (stream_tok_s(replace(configuration, speculation=speculation)) for speculation in (None, EAGLE3_2, EAGLE3_5))
     assert min(none, five) < two < max(none, five)
     assert 1 < accept_length(replace(DEFAULT, speculation=EAGLE3_2)) < accept_length(replace(DEFAULT, speculation=EAGLE3_5))
 
 
 @pytest.mark.parametrize("configuration", [DEFAULT, TUNED_NCCL])
-def test_verify_is_nearly_the_whole_cycle(configuration: Configuration) -> None:
+def test_verify_is_nearly_the_whole_cycle(configuration: TimingConfiguration) -> None:
     cycle = replace(configuration, speculation=EAGLE3_5)
     assert 0.021 < verify_s(1, cycle) < 0.028
     assert verify_s(1, cycle) / decode_s(1, cycle) > 0.95
@@ -60,22 +60,22 @@ def test_verify_is_nearly_the_whole_cycle(configuration: Configuration) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("NCCL_NTHREADS", "512"), ("NCCL_MAX_NCHANNELS", "16"), ("NCCL_BUFFSIZE", "16777216")])
 def test_a_variable_without_effect_changes_no_time(name: str, value: str) -> None:
-    assert all_reduce_s(1, Configuration(8, {name: value})) == all_reduce_s(1, DEFAULT)
+    assert all_reduce_s(1, TimingConfiguration(8, {name: value})) == all_reduce_s(1, DEFAULT)
 
 
 @pytest.mark.parametrize(("name", "value"), [("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Ring"), ("NCCL_P2P_LEVEL", "SYS")])
 def test_each_variable_with_effect_gives_a_part_of_the_gain(name: str, value: str) -> None:
-    assert all_reduce_s(1, TUNED_NCCL) < all_reduce_s(1, Configuration(8, {name: value})) < all_reduce_s(1, DEFAULT)
+    assert all_reduce_s(1, TUNED_NCCL) < all_reduce_s(1, TimingConfiguration(8, {name: value})) < all_reduce_s(1, DEFAULT)
 
 
 def test_the_low_latency_protocol_loses_on_large_messages() -> None:
-    low_latency = Configuration(8, {"NCCL_PROTO": "LL"})
+    low_latency = TimingConfiguration(8, {"NCCL_PROTO": "LL"})
     assert all_reduce_s(1, low_latency) < all_reduce_s(1, DEFAULT)
     assert all_reduce_s(8192, low_latency) > all_reduce_s(8192, DEFAULT)
 
 
 def test_one_gpu_needs_no_all_reduce() -> None:
-    assert decode_s(1, Configuration(1, TUNED)) == decode_s(1, Configuration(1))
+    assert decode_s(1, TimingConfiguration(1, TUNED)) == decode_s(1, TimingConfiguration(1))
 
 
 def test_speculation_loses_in_a_large_batch() -> None:
@@ -105,7 +105,7 @@ def test_a_draft_of_another_kind_accepts_nothing() -> None:
 @pytest.mark.parametrize("speculation", [EAGLE3_5, EAGLE3_2])
 def test_accept_shares_are_a_distribution_and_the_deck_keeps_their_mean(speculation: Speculation) -> None:
     shares = accept_shares(speculation)
-    deck = accept_deck(shares, "any")
+    deck = draw_accept_lengths(shares, "any")
     assert sum(shares) == pytest.approx(1.0)
     assert statistics.fmean(deck) == pytest.approx(accept_length(replace(DEFAULT, speculation=speculation)), abs=0.02)
     assert max(deck) == speculation.depth + 1
@@ -113,7 +113,7 @@ def test_accept_shares_are_a_distribution_and_the_deck_keeps_their_mean(speculat
 
 def test_decks_of_one_seed_are_equal_and_of_two_seeds_are_not() -> None:
     shares = accept_shares(EAGLE3_5)
-    assert accept_deck(shares, "a") == accept_deck(shares, "a") != accept_deck(shares, "b")
+    assert draw_accept_lengths(shares, "a") == draw_accept_lengths(shares, "a") != draw_accept_lengths(shares, "b")
 
 
 def test_no_noise_is_exactly_one() -> None:

@@ -222,7 +222,7 @@ def test_a_number_beyond_what_travels_exactly_is_refused() -> None:
 def test_the_rejection_is_a_user_error_that_names_file_and_line() -> None:
     with pytest.raises(ConfigError, match=r"^job\.yaml:4:15: `model\.path` is 7") as rejected:
         load(SMALL.replace("path: m", "path: 7"))
-    assert (rejected.value.exit_code, rejected.value.hint) == (ExitCode.USER_MUST_EDIT, 'quote it: "7"')
+    assert (rejected.value.exit_code, rejected.value.hint) == (ExitCode.USAGE_ERROR, 'quote it: "7"')
 
 
 def test_a_file_that_is_not_there_is_a_user_error(tmp_path: Path) -> None:

@@ -39,16 +39,16 @@ def test_a_search_of_rates_has_arrivals_and_no_rate() -> None:
     assert (cell.name, cell.search) == ("open", Search(RATE, 1.0, 64.0, 0.05, 0.99))
     assert (cell.rate_per_s, cell.concurrency, cell.requests, cell.duration_s) == (0, 0, 0, 60)
     assert (cell.arrivals, cell.is_open) == ("poisson", True)
-    assert (cell.at(8.0).rate_per_s, cell.at(8.0).is_open) == (8.0, True)
+    assert (cell.at_load(8.0).rate_per_s, cell.at_load(8.0).is_open) == (8.0, True)
 
 
 def test_a_search_of_concurrencies_has_as_many_requests_as_each_load_takes() -> None:
     [cell] = load(f"busy: {{search: {{of: concurrency, from: 2, to: 32, within: 10%, goodput: 95%}}, {SLO}}}").job.workloads
     assert cell.search == Search(CONCURRENCY, 2.0, 32.0, 0.1, 0.95)
-    assert [(cell.at(load).concurrency, cell.at(load).requests) for load in (2.0, 32.0)] == [(2, 10), (32, 128)]
-    assert (cell.at(8.0).is_open, replace(cell, requests=50).at(8.0).requests) == (False, 50)
+    assert [(cell.at_load(load).concurrency, cell.at_load(load).requests) for load in (2.0, 32.0)] == [(2, 10), (32, 128)]
+    assert (cell.at_load(8.0).is_open, replace(cell, requests=50).at_load(8.0).requests) == (False, 50)
     [chats] = load(f"chats: {{search: {{of: concurrency, from: 1, to: 8}}, sessions: {{turns: 3}}, {SLO}}}").job.workloads
-    assert (chats.at(4.0).requests, chats.at(4.0).turns) == (24, 3)
+    assert (chats.at_load(4.0).requests, chats.at_load(4.0).turns) == (24, 3)
 
 
 @pytest.mark.parametrize(

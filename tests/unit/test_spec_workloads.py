@@ -24,7 +24,7 @@ from ruamel.yaml import YAML
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.job_file.job_models import job_schema
-from fleet_controller.job_file.workload_files import BadSource, read_prompts, read_trace
+from fleet_controller.job_file.workload_files import BadWorkloadFile, read_prompts, read_trace
 from fleet_controller.planning.estimate import estimate, trial_seconds
 from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.yaml.findings import ERROR, JobRejected
@@ -260,7 +260,7 @@ FILE_TEXTS = st.text(max_size=80) | LINES | ROWS
 @given(FILE_TEXTS, st.sampled_from([".csv", ".jsonl", ".json", ".txt"]))
 def test_any_file_is_read_or_refused_in_words(content: str, ending: str) -> None:
     for read in (read_trace, read_prompts):
-        with contextlib.suppress(BadSource):
+        with contextlib.suppress(BadWorkloadFile):
             found = read(content.encode(), f"a{ending}")
             assert unpack(pack(found)) == found
 
@@ -376,7 +376,7 @@ def test_a_mixture_has_a_part_for_each_kind_of_requests(folder: Path) -> None:
         Part(1.0, f"file:{job.files[0].ref}", output=Lengths("uniform", 10, 30)),
     )
     assert (cell.prompts, cell.output_tokens, cell.cache, cell.mean_output_tokens) == ("", 0, "flush", 80)
-    assert cell.refs == {job.files[0].ref}
+    assert cell.file_refs == {job.files[0].ref}
 
 
 @pytest.mark.parametrize("key", ["sessions: {turns: 2}", "shared_prefix: {groups: 2, tokens: 9}", "cache: shared", "cache: flush"])

@@ -16,10 +16,10 @@ from scipy import stats
 from fleet_agent.core.gates import GATES
 from fleet_agent.core.steady_state import (
     NOT_STEADY,
-    SURE,
+    SIGNIFICANCE,
     Steadiness,
-    conclude,
-    judge,
+    conclude_warm_up,
+    judge_steadiness,
     level_of,
     rate_of,
 )
@@ -35,7 +35,7 @@ rates = st.floats(1.0, 1e5)
 
 
 def test_the_published_five_runs_are_two_levels_and_not_steady() -> None:
-    found = judge(STORY, MEASURE)
+    found = judge_steadiness(STORY, MEASURE)
     assert (found.warm_up, found.is_steady) == (3, False)
     assert found.change is not None
     assert found.change.ratio == pytest.approx(93.0 / 82.4667, rel=1e-4)
@@ -43,16 +43,16 @@ def test_the_published_five_runs_are_two_levels_and_not_steady() -> None:
 
 def test_the_published_five_runs_ask_for_more_and_then_only_the_second_level_counts() -> None:
     measure = replace(MEASURE, precision=0.1)  # coarse enough that the five alone would have done
-    warm_up, gates = conclude(STORY, measure)
+    warm_up, gates = conclude_warm_up(STORY, measure)
     assert (decide(STORY, 0, measure), decide(STORY, 0, measure, warm_up), gates) == (Decision.ENOUGH, Decision.MORE, ())
     longer = (*STORY, 93.2, 92.4, 93.6)
-    warm_up, gates = conclude(longer, measure)
+    warm_up, gates = conclude_warm_up(longer, measure)
     assert (warm_up, gates, decide(longer, 0, measure, warm_up)) == (3, (), Decision.ENOUGH)
 
 
 def test_the_published_five_runs_are_flagged_where_no_more_are_allowed_and_all_of_them_count() -> None:
     measure = replace(MEASURE, runs_max=5)
-    warm_up, (gate,) = conclude(STORY, measure)
+    warm_up, (gate,) = conclude_warm_up(STORY, measure)
     told = "never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all of them count"
     assert (warm_up, gate) == (0, Gate(NOT_STEADY, GateEffect.FLAG, told))
     assert GATES[NOT_STEADY] is GateEffect.FLAG
@@ -60,67 +60,67 @@ def test_the_published_five_runs_are_flagged_where_no_more_are_allowed_and_all_o
 
 
 def test_noise_around_one_level_is_steady_from_the_first_run() -> None:
-    assert judge(FLAT, MEASURE) == Steadiness()
+    assert judge_steadiness(FLAT, MEASURE) == Steadiness()
 
 
 @pytest.mark.parametrize("cold", [50.0, 90.0, 110.0])
 def test_a_first_run_on_another_level_is_dropped_and_nothing_else(cold: float) -> None:
-    found = judge((cold, *FLAT), MEASURE)
+    found = judge_steadiness((cold, *FLAT), MEASURE)
     assert (found.warm_up, found.is_steady) == (1, True)
 
 
 def test_a_drift_never_becomes_steady() -> None:
     drifting = [100 * 1.02**run + wobble for run, wobble in enumerate(FLAT * 2)]
-    assert not judge(drifting, MEASURE).is_steady
-    _, (gate,) = conclude(drifting, MEASURE)
+    assert not judge_steadiness(drifting, MEASURE).is_steady
+    _, (gate,) = conclude_warm_up(drifting, MEASURE)
     assert gate.code == NOT_STEADY
 
 
 def test_a_warm_up_longer_than_what_follows_it_is_no_warm_up() -> None:
     series = (*(80 + value - 100 for value in FLAT), *FLAT[:7])
-    assert not judge(series, MEASURE).is_steady
-    assert decide(series, 0, MEASURE, judge(series, MEASURE).warm_up) is Decision.MORE
-    assert judge((*series, *FLAT[7:]), MEASURE).is_steady
+    assert not judge_steadiness(series, MEASURE).is_steady
+    assert decide(series, 0, MEASURE, judge_steadiness(series, MEASURE).warm_up) is Decision.MORE
+    assert judge_steadiness((*series, *FLAT[7:]), MEASURE).is_steady
 
 
 def test_a_change_too_small_for_the_precision_asked_for_does_not_matter() -> None:
     series = (*repeat(100.0, 5), *repeat(100.9, 5))  # without any noise: half of 2 % is the limit
-    assert judge(series, MEASURE) == Steadiness()
-    assert judge(series, replace(MEASURE, precision=0.01)).warm_up == 5
+    assert judge_steadiness(series, MEASURE) == Steadiness()
+    assert judge_steadiness(series, replace(MEASURE, precision=0.01)).warm_up == 5
 
 
 def test_a_job_that_fixes_its_warm_up_is_not_judged() -> None:
-    assert conclude(STORY, replace(MEASURE, runs_max=5, warmup_requests=8)) == (0, ())
+    assert conclude_warm_up(STORY, replace(MEASURE, runs_max=5, warmup_requests=8)) == (0, ())
 
 
 @pytest.mark.parametrize("values", [(), (50.0,), (50.0, 100.0)])
 def test_nothing_is_said_of_fewer_than_three_runs(values: Sequence[float]) -> None:
-    assert judge(values, MEASURE) == Steadiness()
+    assert judge_steadiness(values, MEASURE) == Steadiness()
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(rates, max_size=24), st.integers(1, 8), st.floats(0.0, 0.2))
 def test_the_warm_up_is_a_part_of_the_series_and_a_state_is_no_shorter(values: list[float], runs_min: int, precision: float) -> None:
     measure = replace(MEASURE, runs_min=runs_min, precision=precision)
-    found = judge(values, measure)
+    found = judge_steadiness(values, measure)
     left = len(values) - found.warm_up
     assert (found.warm_up == 0) == (found.change is None)
     assert left > 0 or not values
     assert found.is_steady == (found.change is None or left >= max(runs_min, found.warm_up))
-    dropped, _ = conclude(values, measure)
+    dropped, _ = conclude_warm_up(values, measure)
     assert len(values) < measure.runs_max or dropped <= len(values) / 2
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(rates, min_size=3, max_size=24), st.sampled_from([2.0**power for power in range(-10, 11)]))  # without rounding
 def test_the_unit_of_the_rate_changes_nothing(values: list[float], unit: float) -> None:
-    ours, theirs = judge(values, MEASURE), judge([value * unit for value in values], MEASURE)
+    ours, theirs = judge_steadiness(values, MEASURE), judge_steadiness([value * unit for value in values], MEASURE)
     assert (ours.warm_up, ours.is_steady) == (theirs.warm_up, theirs.is_steady)
 
 
 @given(rates, st.integers(3, 30))
 def test_equal_runs_are_steady(rate: float, count: int) -> None:
-    assert judge([rate] * count, MEASURE) == Steadiness()
+    assert judge_steadiness([rate] * count, MEASURE) == Steadiness()
 
 
 @settings(max_examples=100, deadline=None)
@@ -134,9 +134,9 @@ def test_the_cut_is_the_one_that_a_t_test_of_each_would_choose(values: list[floa
     apart = [side for side, step in zip(sides, steps, strict=True) if step > limit]
     tests = [(pooled_p(a, b), at) for at, a, b in apart]
     p, at = min(tests, default=(1.0, 0))
-    expected = at if p * (len(values) - 1) < SURE else 0
-    if abs(p * (len(values) - 1) - SURE) > 1e-6 and [found for found, _ in sorted(tests)[1:2] if found - p < 1e-9] == []:
-        first = judge(values[:], replace(MEASURE, runs_min=1))
+    expected = at if p * (len(values) - 1) < SIGNIFICANCE else 0
+    if abs(p * (len(values) - 1) - SIGNIFICANCE) > 1e-6 and [found for found, _ in sorted(tests)[1:2] if found - p < 1e-9] == []:
+        first = judge_steadiness(values[:], replace(MEASURE, runs_min=1))
         assert (first.warm_up > 0) == (expected > 0)
         assert first.warm_up >= expected
 
@@ -158,7 +158,7 @@ def pooled_p(a: Sequence[float], b: Sequence[float]) -> float:
 def share(series: Callable[[random.Random], Sequence[float]], says: Callable[[Steadiness], bool], count: int = 1000) -> float:
     """Of `count` seeded series, those of which `says` is true."""
     rng = random.Random(7)
-    return sum(says(judge(series(rng), MEASURE)) for _ in range(count)) / count
+    return sum(says(judge_steadiness(series(rng), MEASURE)) for _ in range(count)) / count
 
 
 def noise(cv: float, runs: int) -> Callable[[random.Random], Sequence[float]]:
@@ -183,7 +183,7 @@ def changed(found: Steadiness) -> bool:
 
 @pytest.mark.parametrize("runs", [3, 5, 8, 12, 20])
 def test_a_flat_series_is_called_unsteady_in_at_most_one_of_twenty(runs: int) -> None:
-    assert share(noise(0.05, runs), changed, 2000) <= SURE + 0.015  # three standard errors of such a share
+    assert share(noise(0.05, runs), changed, 2000) <= SIGNIFICANCE + 0.015  # three standard errors of such a share
 
 
 @pytest.mark.parametrize(("cv", "runs", "at_least"), [(0.01, 10, 0.99), (0.02, 10, 0.99), (0.03, 12, 0.95), (0.01, 6, 0.95)])
@@ -211,7 +211,7 @@ def launch(rng: random.Random, first: float, measure: Measure) -> tuple[int, flo
     warm_up = 0
     while not values or decide(values, 0, measure, warm_up) is Decision.MORE:
         values.append(rng.gauss(100, 1) * (1 if values else first))
-        warm_up, _ = conclude(values, measure)
+        warm_up, _ = conclude_warm_up(values, measure)
     return len(values), sum(values[warm_up:]) / len(values[warm_up:])
 
 

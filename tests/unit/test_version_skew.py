@@ -9,7 +9,7 @@ import pytest
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_proto, to_proto
 from fleet_protos.errors import ErrorKind
-from fleet_protos.protocol_version import MINORS, PROTOCOL, refusal, understands
+from fleet_protos.protocol_version import MINORS, PROTOCOL, incompatibility, is_compatible
 from fleet_protos.trial_types import (
     EngineKind,
     Gate,
@@ -87,12 +87,12 @@ def test_what_an_older_peer_does_not_tell_means_what_it_meant_then() -> None:
 
 
 def test_one_minor_apart_works_in_both_directions_and_two_do_not() -> None:
-    assert [understands(theirs, 5) for theirs in (3, 4, 5, 6, 7)] == [False, True, True, True, False]
-    assert refusal("the agent", 3, "this controller", 5) == (
+    assert [is_compatible(theirs, 5) for theirs in (3, 4, 5, 6, 7)] == [False, True, True, True, False]
+    assert incompatibility("the agent", 3, "this controller", 5) == (
         "the agent speaks protocol 1.3, this controller 1.5: more than 1 apart",
         "update the agent",
     )
-    assert refusal("the agent", 7, "this controller", 5)[1] == "update this controller"
+    assert incompatibility("the agent", 7, "this controller", 5)[1] == "update this controller"
 
 
 def test_each_minor_says_what_it_added() -> None:

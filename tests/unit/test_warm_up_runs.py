@@ -17,12 +17,12 @@ from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
-from fleet_agent.server.trial_server import Tools
-from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.server.trial_server import TrialTools
+from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.launches import launches_of, without_warm_up
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
-from fleet_controller.report.comparison_output import json_of, remarks_of
+from fleet_controller.report.comparison_output import comparison_json, comparison_remarks
 from fleet_controller.report.job_output import kept_out_table, show_json
 from fleet_controller.report.job_progress import run_text
 from fleet_protos import events as ev
@@ -69,7 +69,7 @@ async def measured(rates: Sequence[float], measure: Measure, folder: Path) -> li
     spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, url="http://x"), workloads=(workload,), measure=measure)
     place = folder / "t" / "1"
     place.mkdir(parents=True)
-    errands = Errands(spec, Tools(Supervisor(), cast(LoadProcess, Given(rates)), Ports(), ENGINES), (), place)
+    errands = EffectHandlers(spec, TrialTools(Supervisor(), cast(LoadProcess, Given(rates)), Ports(), ENGINES), (), place)
     trial = new_trial(spec)
     for body in (ev.TrialAccepted(spec), ev.ServerReady(1.0), ev.ConfigurationProved(), ev.WarmedUp("single")):
         trial, _ = step(trial, body, 0.0)
@@ -106,7 +106,7 @@ async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
     assert (runs[-1].warm_up_runs, runs[-1].void) == (0, False)
     comparison = compare(stored(runs), "v")
     assert comparison.rows[0].runs == 5
-    (told,) = [line for line in remarks_of(comparison) if "not_steady" in line]
+    (told,) = [line for line in comparison_remarks(comparison) if "not_steady" in line]
     assert told.startswith("gate not_steady: never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all")
     assert told.endswith(" (v single on h1 ×1)")
     assert comparison.notes == ("no steady state in v single on h1: such a mean is one of several levels or of a drift",)
@@ -168,7 +168,7 @@ def test_a_dropped_run_is_counted_in_the_comparison_and_named_by_show() -> None:
     comparison = compare(runs, "v")
     (row,) = comparison.rows
     assert (row.runs, row.mean) == (2, 250.0)
-    assert json_of(comparison)["rows"][0]["gates"][0] | {"message": ""} == {"code": "warming_up", "count": 1, "message": "", "reasons": []}
+    assert comparison_json(comparison)["rows"][0]["gates"][0] | {"message": ""} == {"code": "warming_up", "count": 1, "message": "", "reasons": []}
     assert kept_out_table(runs).rows == (("job-b1-v", "1", "single", "1", "warming_up"),)
     assert show_json(JobDetail(), runs)["kept_out"] == [
         {"trial": "job-b1-v", "attempt": 1, "workload": "single", "run": 1, "gates": ["warming_up"]}

@@ -134,7 +134,7 @@ class World:
     def _deliver(self) -> None:
         if self.wire:
             request = self.wire.pop(self.rng.randrange(len(self.wire)))
-            host, is_replaced = request.host, request.sender.epoch < request.host.lease.epoch
+            host, is_replaced = request.host, request.sender.epoch < request.host.epoch.epoch
             before = self._state_of(host)
             request.sender.answer(request, self.rng)
             assert not is_replaced or before == self._state_of(host), "a controller that was replaced was obeyed"

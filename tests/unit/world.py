@@ -10,14 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet_agent.core import effects as fx
-from fleet_agent.core.admission.attempt_fencing import in_the_way
-from fleet_agent.core.admission.controller_takeover import Situation, judge
-from fleet_agent.core.allocation import Pool, release, take
-from fleet_agent.core.trial import Server
-from fleet_agent.core.trial import Trial as AgentTrial
+from fleet_agent.core.admission.attempt_fencing import attempts_to_end
+from fleet_agent.core.admission.controller_takeover import CurrentController, check_order
+from fleet_agent.core.allocation import GpuPool, claim_gpus, release
+from fleet_agent.core.trial import AgentTrial as AgentTrial
+from fleet_agent.core.trial import ServerState
 from fleet_agent.core.trial_machine import accepts, new_trial, replay, step
 from fleet_protos import events as ev
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict, ErrorKind
 from fleet_protos.trial_types import Gate, GateEffect, Outcome, Phase, RunResult, TrialSpec
 
@@ -40,7 +40,7 @@ class Process:
     """What an agent process holds in memory."""
 
     runners: dict[Key, Runner] = field(default_factory=dict)
-    pool: Pool = field(default_factory=lambda: Pool(tuple(range(8))))
+    pool: GpuPool = field(default_factory=lambda: GpuPool(tuple(range(8))))
     streams: int = 0
     quiet_since_s: float = 0.0
 
@@ -55,7 +55,7 @@ class Host:
     journal: list[ev.Event] = field(default_factory=list)
     dropped: int = 0  # events that compaction took away
     acknowledged: int = 0
-    lease: Lease = field(default_factory=Lease)
+    epoch: ControllerEpoch = field(default_factory=ControllerEpoch)
     servers: dict[Key, bool] = field(default_factory=dict)  # False: it died and nobody has looked yet
     process: Process | None = None
     linked: bool = True
@@ -94,19 +94,19 @@ class Host:
     def wipe(self, agent_id: str) -> None:
         """The disk was replaced."""
         self.power_off()
-        self.journal, self.dropped, self.acknowledged, self.lease, self.agent_id = [], 0, 0, Lease(), agent_id
+        self.journal, self.dropped, self.acknowledged, self.epoch, self.agent_id = [], 0, 0, ControllerEpoch(), agent_id
         self.finished.clear()
 
     # Orders of a controller
 
-    def obey(self, lease: Lease) -> None:
+    def accept_epoch(self, epoch: ControllerEpoch) -> None:
         assert self.process is not None
         owed = "events" if self.process.runners or self.acknowledged < self.last_sequence else ""
         away_s = self.now_s - self.process.quiet_since_s
-        refused = judge(Situation(self.lease, self.process.streams > 0, owed, away_s), lease)
+        refused = check_order(CurrentController(self.epoch, self.process.streams > 0, owed, away_s), epoch)
         if refused is not None:
             raise Conflict(refused.message)
-        self.lease = lease
+        self.epoch = epoch
 
     def start(self, spec: TrialSpec) -> bool:
         """As `Agent.start`."""
@@ -116,11 +116,11 @@ class Host:
             return True
         active = [attempt for trial_id, attempt in process.runners if trial_id == spec.trial_id]
         known = [attempt for trial_id, attempt in self._known if trial_id == spec.trial_id]
-        for attempt in (older := in_the_way(*key, active, max(known, default=0))):
+        for attempt in (older := attempts_to_end(*key, active, max(known, default=0))):
             self.cancel((spec.trial_id, attempt))
         if older or self.full:
             raise Conflict("an older one ends, or the disk is full")
-        process.pool, _ = take(process.pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
+        process.pool, _ = claim_gpus(process.pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
         self._run(new_trial(spec), key, ev.TrialAccepted(spec))
         return False
 
@@ -151,7 +151,7 @@ class Host:
         assert self.process is not None
         runner = self.process.runners[key] = Runner(trial)
         if isinstance(first, ev.AgentRestarted):
-            self.process.pool, _ = take(self.process.pool, f"{key[0]}/{key[1]}", trial.spec.engine.gpus)
+            self.process.pool, _ = claim_gpus(self.process.pool, f"{key[0]}/{key[1]}", trial.spec.engine.gpus)
         self._feed(key, runner, first)
 
     def _feed(self, key: Key, runner: Runner, body: ev.Body) -> None:
@@ -187,7 +187,7 @@ class Host:
         runner = self.process.runners[key]
         if runner.unwritten is not None:
             return self._write_the_end(key, runner)
-        dead = self.servers.get(key) is False and runner.trial.server in (Server.STARTING, Server.READY)
+        dead = self.servers.get(key) is False and runner.trial.server in (ServerState.STARTING, ServerState.READY)
         if dead and accepts(runner.trial, DIED):
             self._feed(key, runner, DIED)
             return True
@@ -214,7 +214,7 @@ class Host:
         self._feed(key, runner, self._end_of(key, order, fails))
 
     def _launch(self, key: Key, runner: Runner, order: fx.LaunchServer) -> None:
-        if runner.trial.server is not Server.LAUNCHING:
+        if runner.trial.server is not ServerState.LAUNCHING:
             if self.rng.random() < 0.03:
                 self._feed(key, runner, ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", "no"))
             else:

@@ -23,7 +23,7 @@ from fleet_controller.core.trial_state import (
     is_over,
 )
 from fleet_protos import events as ev
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict, ErrorKind, Superseded
 from fleet_protos.protocol_version import PROTOCOL
 from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec
@@ -130,7 +130,7 @@ class Controller:
 
     def __init__(self, store: Store, hosts: Iterable[Host], now_s: float) -> None:
         store.epoch += 1
-        self.store, self.lease = store, Lease("store", store.epoch, PROTOCOL)
+        self.store, self.lease = store, ControllerEpoch("store", store.epoch, PROTOCOL)
         self.lines = {host.name: Line(host, left_at_s=now_s) for host in hosts}
         self.alive = True
         self.now_s = now_s
@@ -177,7 +177,7 @@ class Controller:
         host = line.host
         if not (host.linked and host.process) or line.connected:
             return
-        host.obey(self.lease)
+        host.accept_epoch(self.lease)
         line.agent_id, line.told_to_end, line.asked = host.agent_id, set(), None
         line.clock = Clock(round(host.ahead_s * 1e9), self._now_ns())
         for node in self._active_on(host.name):
@@ -195,7 +195,7 @@ class Controller:
         for trial_id, number in list(line.host.process.runners if line.host.process else ()):
             attempt = next((known for known in self.store.nodes[trial_id].attempts if known.number == number), None)
             if attempt is not None and attempt.is_over:
-                line.host.obey(self.lease)
+                line.host.accept_epoch(self.lease)
                 line.host.cancel((trial_id, number))
 
     def hang_up(self, line: Line) -> None:
@@ -215,7 +215,7 @@ class Controller:
     def hear(self, line: Line) -> bool:
         """One event of the stream; False when none is there."""
         host = line.host
-        if not (line.connected and host.linked and host.process is line.process and host.lease == self.lease):
+        if not (line.connected and host.linked and host.process is line.process and host.epoch == self.lease):
             self.hang_up(line)
             return False
         if line.stored >= host.last_sequence:
@@ -267,7 +267,7 @@ class Controller:
 
     def _carried_out(self, host: Host, request: Request) -> bool:
         """What the agent's door does with it."""
-        host.obey(self.lease)
+        host.accept_epoch(self.lease)
         if request.verb == "acknowledge":
             agent_id, up_to = request.key
             if agent_id == host.agent_id:

@@ -13,15 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fleet_agent.app.config import AgentConfig
-from fleet_agent.core.admission.host_policy import Policy, ServerDefaults, with_defaults, with_own
-from fleet_agent.core.admission.policy_check import Look, Refusal, refusals
-from fleet_agent.core.admission.spec_validation import faults, shown
+from fleet_agent.core.admission.host_policy import (
+    Policy,
+    ServerDefaults,
+    allow_defaults,
+    with_defaults,
+)
+from fleet_agent.core.admission.policy_check import PathLookup, PolicyViolation, policy_violations
+from fleet_agent.core.admission.spec_validation import find_spec_faults, shorten_untrusted
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_UNSOUND = "this is no trial that a controller of benchfleet sends: correct the job, or look who sent it"
+_INVALID_TRIAL_HINT = "this is no trial that a controller of benchfleet sends: correct the job, or look who sent it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +39,31 @@ class Admission:
     private: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, host: str, config: AgentConfig, state: Path) -> Admission:
+    def from_config(cls, host: str, config: AgentConfig, state: Path) -> Admission:
         """As the agent is configured."""
         named = [state, *((Path(config.file).parent,) if config.file else ())]
         named += [path.parent for path in (config.tls.authorities, config.tls.certificate, config.tls.key)] if config.tls else []
         private = tuple(dict.fromkeys(os.path.realpath(path) for path in named))
-        return cls(host, with_own(config.policy, config.server), config.server, private)
+        return cls(host, allow_defaults(config.policy, config.server), config.server, private)
 
     def admit(self, spec: TrialSpec) -> TrialSpec:
         """The trial as it is run here. Raises ConfigError, told in the log too. Follows links: call it in a thread."""
-        if unsound := faults(spec):
-            self._log(spec, unsound)
-            raise ConfigError(f"host {self.host} takes no such trial: {'; '.join(unsound)}", _UNSOUND)
+        if faults_found := find_spec_faults(spec):
+            self._log_refusal(spec, faults_found)
+            raise ConfigError(f"host {self.host} takes no such trial: {'; '.join(faults_found)}", _INVALID_TRIAL_HINT)
         engine = with_defaults(spec.engine, self.defaults)
         given = tuple(name for name in self.defaults.env if name not in spec.engine.env)
-        refused = refusals(engine, given, self.policy, self._look())
+        refused = policy_violations(engine, given, self.policy, self._host_lookup())
         if refused:
-            told = "; ".join(map(str, refused))
-            self._log(spec, map(str, refused))
-            raise ConfigError(f"host {self.host} does not allow trial {spec.trial_id}: {told}", self._hint(refused))
+            reasons = "; ".join(map(str, refused))
+            self._log_refusal(spec, map(str, refused))
+            raise ConfigError(f"host {self.host} does not allow trial {spec.trial_id}: {reasons}", self._hint(refused))
         return replace(spec, engine=engine)
 
-    def _look(self) -> Look:
-        return Look(str(Path.home()), os.path.realpath, lambda program: shutil.which(program) or "", self.private)
+    def _host_lookup(self) -> PathLookup:
+        return PathLookup(str(Path.home()), os.path.realpath, lambda program: shutil.which(program) or "", self.private)
 
-    def _hint(self, refused: Iterable[Refusal]) -> str:
+    def _hint(self, refused: Iterable[PolicyViolation]) -> str:
         lists: dict[str, list[str]] = {}
         never = []
         for refusal in refused:
@@ -73,6 +78,6 @@ class Admission:
             hints.append(f"remove it from the job, or {owner}")
         return "; ".join(hints)
 
-    def _log(self, spec: TrialSpec, reasons: Iterable[str]) -> None:
+    def _log_refusal(self, spec: TrialSpec, reasons: Iterable[str]) -> None:
         for reason in reasons:
-            log.warning("trial %s of job %s refused: %s", shown(spec.trial_id), shown(spec.job_id), shown(reason, 500))
+            log.warning("trial %s of job %s refused: %s", shorten_untrusted(spec.trial_id), shorten_untrusted(spec.job_id), shorten_untrusted(reason, 500))

@@ -11,32 +11,32 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
 from fleet_agent.app.admission import Admission
-from fleet_agent.app.config import AgentConfig, endpoint
+from fleet_agent.app.config import AgentConfig, split_address
 from fleet_agent.app.service import AgentService
-from fleet_agent.core.allocation import Pool
+from fleet_agent.core.allocation import GpuPool
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.host.gpus import RecordedGpus
-from fleet_agent.host.host_state import HostView
+from fleet_agent.host.host_state import HostState
 from fleet_agent.host.nvml import NvmlGpus
 from fleet_agent.host.sysfs import host_name
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
-from fleet_agent.server.trial_server import Tools
+from fleet_agent.server.trial_server import TrialTools
 from fleet_agent.storage.journal import Journal
 from fleet_agent.trials.agent import Agent, Pools
 from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 from fleet_transport.certificate import Certificate
-from fleet_transport.request_limits import MOST_BYTES, MessageGate
-from fleet_transport.sockets import bind, listen_address
-from fleet_transport.tls_gateway import Door
+from fleet_transport.request_limits import GRPC_MAX_BYTES, RequestLimit
+from fleet_transport.sockets import bind_server, listen_address
+from fleet_transport.tls_gateway import TlsGateway
 from fleet_transport.tls_identity import Role
 
-_LARGEST_MESSAGE_BYTES = 2 << 20  # a trial
+_MAX_REQUEST_BYTES = 2 << 20  # a trial
 _OPTIONS = [
     ("grpc.max_concurrent_streams", 512),
-    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_receive_message_length", GRPC_MAX_BYTES),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),  # a controller asks every 5 s whether the line still stands
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -44,7 +44,7 @@ _OPTIONS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class AgentParts:
     """A whole agent, not yet running."""
 
     agent: Agent
@@ -52,28 +52,28 @@ class Parts:
     journal: Journal
     address: str
     host: str
-    door: Door | None = None  # before the server on a network; it must be served too
+    gateway: TlsGateway | None = None  # before the server on a network; it must be served too
 
 
-async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0) -> Parts:
+async def build_agent(config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0) -> AgentParts:
     """Build everything. Raises ConfigError for a bad configuration, Conflict when the state folder or the address is in use."""
     state = (config.state or Path()).absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)
     host = config.host or host_name()
     journal = Journal.open(state / "journal")
-    view = HostView(RecordedGpus(recorded_gpus) if recorded_gpus else NvmlGpus(), state, memory_back_s)
-    gpus = config.gpus if config.gpus is not None else await view.gpu_count()
+    host_state = HostState(RecordedGpus(recorded_gpus) if recorded_gpus else NvmlGpus(), state, memory_back_s)
+    gpus = config.gpus if config.gpus is not None else await host_state.gpu_count()
     simulated_gpus = config.simulated_gpus or 0
-    tools = Tools(Supervisor(), LoadProcess(), Ports(), ENGINES, view, config.kept_bytes)
-    pools = Pools(Pool(tuple(range(gpus))), Pool(tuple(range(simulated_gpus))))
-    agent = Agent(state, journal, tools, pools, AgentMetrics(host, endpoint(config.metrics)))
-    admission = Admission.of(host, config, state)
+    tools = TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES, host_state, config.kept_bytes)
+    pools = Pools(GpuPool(tuple(range(gpus))), GpuPool(tuple(range(simulated_gpus))))
+    agent = Agent(state, journal, tools, pools, AgentMetrics(host, split_address(config.metrics)))
+    admission = Admission.from_config(host, config, state)
     about = agent_pb2.DescribeResponse(
         host=host,
         gpus=gpus,
         simulated_gpus=simulated_gpus,
         labels=config.labels,
-        fingerprint=await view.fingerprint(),
+        fingerprint=await host_state.fingerprint(),
         load_only=config.policy.load_only,
         strict=not config.policy.is_open,
         allowed_pythons=admission.policy.python,
@@ -81,18 +81,18 @@ async def assemble(config: AgentConfig, recorded_gpus: Path | None = None, memor
         server_python=config.server.python,
         server_image=config.server.image,
     )
-    server = aio.server(options=_OPTIONS, interceptors=[MessageGate(_LARGEST_MESSAGE_BYTES)])
+    server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_MAX_REQUEST_BYTES)])
     agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about, admission), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     inner = listen_address(state, "agent")
     if config.tls is None or not config.listen or config.listen.startswith("unix:"):
-        return Parts(agent, server, journal, bind(server, config.listen or inner), host)
+        return AgentParts(agent, server, journal, bind_server(server, config.listen or inner), host)
 
-    def taken(certificate: Certificate) -> None:
+    def on_certificate_change(certificate: Certificate) -> None:
         about.certificate_expires_unix_s = certificate.not_after_unix_s
 
-    door = Door(config.listen, bind(server, inner), config.tls, frozenset({Role.CONTROLLER}), taken)
-    return Parts(agent, server, journal, door.address, host, door)
+    gateway = TlsGateway(config.listen, bind_server(server, inner), config.tls, frozenset({Role.CONTROLLER}), on_certificate_change)
+    return AgentParts(agent, server, journal, gateway.address, host, gateway)
 

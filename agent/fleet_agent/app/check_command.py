@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet_agent.host.fingerprint import read_fingerprint
 from fleet_agent.host.gpus import Gpus, RecordedGpus
-from fleet_agent.host.host_state import HostView
+from fleet_agent.host.host_state import HostState
 from fleet_agent.host.nvml import NvmlGpus
 from fleet_agent.server.host_findings import ERROR, Finding
 from fleet_agent.server.preflight import (
@@ -22,22 +22,22 @@ from fleet_agent.server.preflight import (
 from fleet_protos.errors import ExitCode
 
 
-def check(words: Sequence[str]) -> int:
+def run_check(words: Sequence[str]) -> int:
     """Print the findings for this host; 1 when one is an error. Raises ConfigError for a recording that is none."""
     options = _parser().parse_args(words)
     gpus: Gpus = RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus()
-    found = host_findings(HostView(gpus, options.state))
+    found = check_host(HostState(gpus, options.state))
     facts = read_fingerprint(gpus, gpus.topology_text()).facts()
     if options.json:
-        _say(json.dumps({"findings": [finding.to_json() for finding in found], "fingerprint": facts}, indent=2))
+        _print(json.dumps({"findings": [finding.to_json() for finding in found], "fingerprint": facts}, indent=2))
     else:
         for finding in found:
-            _say(str(finding))
-        _say("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    return ExitCode.ANSWER_IS_BAD if any(finding.severity == ERROR for finding in found) else ExitCode.DONE
+            _print(str(finding))
+        _print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    return ExitCode.FAILED if any(finding.severity == ERROR for finding in found) else ExitCode.DONE
 
 
-def host_findings(host: HostView) -> tuple[Finding, ...]:
+def check_host(host: HostState) -> tuple[Finding, ...]:
     """What concerns any trial here, on all GPUs at once. Blocking."""
     reading = host.gpus.read()
     indices = [gpu.index for gpu in reading.gpus]
@@ -53,5 +53,5 @@ def _parser() -> argparse.ArgumentParser:
     return parse
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text)  # noqa: T201 - its output

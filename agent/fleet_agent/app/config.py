@@ -76,8 +76,8 @@ def read_config(path: Path) -> AgentConfig:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "name the agent's configuration by --config FILE") from error
     if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        told = f"{path}: others than root and this user (id {os.geteuid()}) may change it, and it says what jobs may do"
-        raise ConfigError(told, f"chmod 640 {path}, and chown it to the agent's user or root")
+        message = f"{path}: others than root and this user (id {os.geteuid()}) may change it, and it says what jobs may do"
+        raise ConfigError(message, f"chmod 640 {path}, and chown it to the agent's user or root")
     if len(content) > _LARGEST_BYTES:
         raise ConfigError(f"{path}: larger than {_LARGEST_BYTES} bytes", "it is no agent configuration")
     return parse_config(content, str(path))
@@ -92,17 +92,17 @@ def parse_config(content: bytes, file: str) -> AgentConfig:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8", "write it as UTF-8 text") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: no TOML: {error}", "correct that line") from None
-    reading = _Reading(file, text, [])
-    tables = reading.tables(document)
-    config = _config(tables, file)
-    _check(config, reading)
-    if reading.faults:
-        raise ConfigError("\n".join(fault for _, fault in sorted(reading.faults)), f"correct {file}; nothing was started")
+    checker = _ConfigChecker(file, text, [])
+    tables = checker.read_tables(document)
+    config = _build_config(tables, file)
+    _check(config, checker)
+    if checker.faults:
+        raise ConfigError("\n".join(fault for _, fault in sorted(checker.faults)), f"correct {file}; nothing was started")
     return config
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _ConfigChecker:
     """A file that is being checked; `faults` grows."""
 
     file: str
@@ -111,57 +111,57 @@ class _Reading:
 
     def fault(self, key: str, what: str, fix: str) -> None:
         """Note a mistake at a dotted key."""
-        line = _line_of(self.text, key)
+        line = _find_line(self.text, key)
         self.faults.append((line, f"{self.file}{f':{line}' if line else ''}: {key}: {what}: {fix}"))
 
-    def tables(self, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def read_tables(self, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Table → its keys of the right kind; everything else is a fault."""
         found: dict[str, dict[str, Any]] = {name: {} for name in (*_TABLES, *_FREE)}
-        self._read("", document, found)
+        self._read_table("", document, found)
         return found
 
-    def _read(self, table: str, content: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> None:
+    def _read_table(self, table: str, content: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> None:
         for key, value in content.items():
             dotted = f"{table}.{key}" if table else key
             if dotted in found:
                 if isinstance(value, Mapping):
-                    self._read(dotted, value, found)
+                    self._read_table(dotted, value, found)
                 else:
                     self.fault(dotted, "must be a table", f"write [{dotted}] and its keys below it")
             elif table in _FREE:
-                self._free(dotted, key, value, found[table])
+                self._read_free_entry(dotted, key, value, found[table])
             elif key not in _TABLES[table]:
-                self.fault(dotted, "unknown key", _nearest(key, [*_TABLES[table], *_inside(table)]))
-            elif not _is(value, _TABLES[table][key]):
+                self.fault(dotted, "unknown key", _suggestion(key, [*_TABLES[table], *_subtables(table)]))
+            elif not _has_type(value, _TABLES[table][key]):
                 seen = _KINDS.get(type(value), f"a {type(value).__name__}")
                 self.fault(dotted, f"must be {_KINDS[_TABLES[table][key]]}", f"it is {seen}")
             else:
                 found[table][key] = value
 
-    def _free(self, dotted: str, key: str, value: Any, into: dict[str, Any]) -> None:
+    def _read_free_entry(self, dotted: str, key: str, value: Any, into: dict[str, Any]) -> None:
         if isinstance(value, str):
             into[key] = value
         else:
             self.fault(dotted, "must be text in quotes", f'write {key} = "{value}"')
 
 
-def _is(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     if kind is list:
         return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     return type(value) is kind
 
 
-def _inside(table: str) -> list[str]:
+def _subtables(table: str) -> list[str]:
     names = [name for name in (*_TABLES, *_FREE) if name and name.rpartition(".")[0] == table]
     return [name.rpartition(".")[2] for name in names]
 
 
-def _nearest(key: str, known: Sequence[str]) -> str:
+def _suggestion(key: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
-def _line_of(text: str, key: str) -> int:
+def _find_line(text: str, key: str) -> int:
     """The line of a dotted key, 0 when it is written in a way that this does not read (tomllib gives no lines)."""
     *tables, name = key.split(".")
     inside = ""
@@ -175,7 +175,7 @@ def _line_of(text: str, key: str) -> int:
     return 0
 
 
-def _config(tables: Mapping[str, Mapping[str, Any]], file: str) -> AgentConfig:
+def _build_config(tables: Mapping[str, Mapping[str, Any]], file: str) -> AgentConfig:
     top, tls, allow, server = tables[""], tables["tls"], tables["allow"], tables["server"]
     defaults = ServerDefaults(server.get("python", ""), server.get("image", ""), dict(tables["server.env"]))
     named = {name: tuple(patterns) for name, patterns in allow.items()}
@@ -195,66 +195,66 @@ def _config(tables: Mapping[str, Mapping[str, Any]], file: str) -> AgentConfig:
     )
 
 
-def _check(config: AgentConfig, reading: _Reading) -> None:
+def _check(config: AgentConfig, checker: _ConfigChecker) -> None:
     """What each key must be beyond its kind."""
     if config.host and not re.fullmatch(HOST_PATTERN, config.host):
-        reading.fault("host", f"{config.host!r} is no host name", "use letters, digits, `.`, `-` and `_`, at most 63")
+        checker.fault("host", f"{config.host!r} is no host name", "use letters, digits, `.`, `-` and `_`, at most 63")
     if config.state is not None and not config.state.is_absolute():
-        reading.fault("state", f"{config.state} is not absolute", "write the whole path: the daemon has no working folder of its own")
+        checker.fault("state", f"{config.state} is not absolute", "write the whole path: the daemon has no working folder of its own")
     for key, number in (("gpus", config.gpus), ("simulated_gpus", config.simulated_gpus)):
         if number is not None and not 0 <= number <= 1024:
-            reading.fault(key, f"{number} is no number of GPUs", "write 0 to 1024, or leave it out")
-    _check_endpoint(config, reading)
-    _check_tls(config.tls, reading)
-    _check_server(config, reading)
-    _check_variables(config.server.env, reading)
-    _check_patterns(config, reading)
+            checker.fault(key, f"{number} is no number of GPUs", "write 0 to 1024, or leave it out")
+    _check_endpoint(config, checker)
+    _check_tls(config.tls, checker)
+    _check_server(config, checker)
+    _check_variables(config.server.env, checker)
+    _check_patterns(config, checker)
 
 
-def _check_endpoint(config: AgentConfig, reading: _Reading) -> None:
-    if config.listen and not config.listen.startswith("unix:/") and not endpoint(config.listen):
-        reading.fault("listen", f"{config.listen!r} is no address", 'write "0.0.0.0:7433" or "unix:/PATH"')
-    if config.metrics and not endpoint(config.metrics):
-        reading.fault("metrics", f"{config.metrics!r} is not ADDRESS:PORT", 'write for example "127.0.0.1:9464"')
+def _check_endpoint(config: AgentConfig, checker: _ConfigChecker) -> None:
+    if config.listen and not config.listen.startswith("unix:/") and not split_address(config.listen):
+        checker.fault("listen", f"{config.listen!r} is no address", 'write "0.0.0.0:7433" or "unix:/PATH"')
+    if config.metrics and not split_address(config.metrics):
+        checker.fault("metrics", f"{config.metrics!r} is not ADDRESS:PORT", 'write for example "127.0.0.1:9464"')
 
 
-def _check_tls(tls: TlsFiles | None, reading: _Reading) -> None:
+def _check_tls(tls: TlsFiles | None, checker: _ConfigChecker) -> None:
     if tls is None:
         return
     for key in ("authorities", "certificate", "key"):
         if getattr(tls, key) == Path():
-            reading.fault("tls", f"{key} is missing", f'add {key} = "/PATH": authorities, certificate and key belong together')
+            checker.fault("tls", f"{key} is missing", f'add {key} = "/PATH": authorities, certificate and key belong together')
     for key in ("authorities", "certificate", "key", "revoked"):
         path = getattr(tls, key)
         if path not in (None, Path()) and not path.is_absolute():
-            reading.fault(f"tls.{key}", f"{path} is not absolute", "write the whole path")
+            checker.fault(f"tls.{key}", f"{path} is not absolute", "write the whole path")
 
 
-def _check_server(config: AgentConfig, reading: _Reading) -> None:
+def _check_server(config: AgentConfig, checker: _ConfigChecker) -> None:
     if config.server.python and not config.server.python.startswith(("/", "~/")):
-        reading.fault("server.python", f"{config.server.python} is not absolute", "write the whole path of the Python with SGLang")
+        checker.fault("server.python", f"{config.server.python} is not absolute", "write the whole path of the Python with SGLang")
     if config.server.python and config.server.image:
-        reading.fault("server.image", "stands beside a python", "remove one: a job may choose the other")
+        checker.fault("server.image", "stands beside a python", "remove one: a job may choose the other")
 
 
-def _check_variables(env: Mapping[str, str], reading: _Reading) -> None:
+def _check_variables(env: Mapping[str, str], checker: _ConfigChecker) -> None:
     for name, value in env.items():
         if name == "CUDA_VISIBLE_DEVICES" or name.startswith("BENCHFLEET_"):
-            reading.fault(f"server.env.{name}", "is the agent's to set", "remove it")
+            checker.fault(f"server.env.{name}", "is the agent's to set", "remove it")
         if not re.fullmatch(VARIABLE_PATTERN, name, re.ASCII):
-            reading.fault(f"server.env.{name}", "is no name of a variable", "use letters, digits and `_`")
+            checker.fault(f"server.env.{name}", "is no name of a variable", "use letters, digits and `_`")
         if "\0" in value:
-            reading.fault(f"server.env.{name}", "has a NUL byte", "remove it: no variable can hold one")
+            checker.fault(f"server.env.{name}", "has a NUL byte", "remove it: no variable can hold one")
 
 
-def _check_patterns(config: AgentConfig, reading: _Reading) -> None:
+def _check_patterns(config: AgentConfig, checker: _ConfigChecker) -> None:
     for key in ("python", "images", "models", "mounts", "env", "args"):
         for pattern in getattr(config.policy, key):
             if not pattern or any(ord(mark) < 32 for mark in pattern):
-                reading.fault(f"allow.{key}", f"{pattern!r} is no pattern", "write a name, or one with `*` and `?`")
+                checker.fault(f"allow.{key}", f"{pattern!r} is no pattern", "write a name, or one with `*` and `?`")
 
 
-def endpoint(text: str) -> tuple[str, int] | None:
+def split_address(text: str) -> tuple[str, int] | None:
     """(address, port) of ADDRESS:PORT, None when it is none; an IPv6 address stands in brackets."""
     match = _ENDPOINT.fullmatch(text)
     if match is None or not 0 < int(match[2]) < 65536 or (":" in match[1] and not match[1].startswith("[")):
@@ -262,10 +262,10 @@ def endpoint(text: str) -> tuple[str, int] | None:
     return match[1].strip("[]"), int(match[2])
 
 
-def settle(options: argparse.Namespace) -> AgentConfig:
+def resolve_config(options: argparse.Namespace) -> AgentConfig:
     """The configuration of this start: its file, if one is named, under the words of the command line. Raises ConfigError."""
     config = read_config(options.config) if options.config else AgentConfig(simulated_gpus=8)
-    said: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "host": options.host_name,
         "listen": options.listen,
         "state": options.state,
@@ -274,10 +274,10 @@ def settle(options: argparse.Namespace) -> AgentConfig:
         "kept_bytes": options.keep_files << 20,
         "metrics": options.metrics or (f"127.0.0.1:{options.metrics_port}" if options.metrics_port else ""),
     }
-    config = replace(config, **{name: value for name, value in said.items() if value not in (None, "")})
+    config = replace(config, **{name: value for name, value in overrides.items() if value not in (None, "")})
     if config.state is None:
         raise ConfigError("no state folder is named", "add --state FOLDER, or `state` to the file of --config")
-    if config.metrics and not endpoint(config.metrics):
+    if config.metrics and not split_address(config.metrics):
         raise ConfigError(f"--metrics {config.metrics!r} is not ADDRESS:PORT", "write for example --metrics 127.0.0.1:9464")
     return replace(config, labels={**config.labels, **_labels(options.label)})
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ctypes
 
-MOST_ARENAS = 2
-LARGE_BYTES = 128 << 10  # glibc's own first value, which stays where it is once it was set
+MAX_ARENAS = 2
+MMAP_THRESHOLD_BYTES = 128 << 10  # glibc's own first value, which stays where it is once it was set
 
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_… of malloc.h
 
 
-def settle_allocator() -> bool:
+def limit_malloc_arenas() -> bool:
     """Before the first thread is started; False with a C library that has no such setting (musl has no arenas).
 
     By call and not by MALLOC_ARENA_MAX, which servers and the load process would inherit.
@@ -27,4 +27,4 @@ def settle_allocator() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_ARENA_MAX, MOST_ARENAS)) and bool(mallopt(_MMAP_THRESHOLD, LARGE_BYTES))
+    return bool(mallopt(_ARENA_MAX, MAX_ARENAS)) and bool(mallopt(_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES))

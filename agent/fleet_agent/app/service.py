@@ -14,15 +14,15 @@ from google.protobuf import json_format
 from grpc import aio
 
 from fleet_agent.app.admission import Admission
-from fleet_agent.core.admission.spec_validation import LARGEST_SPEC_BYTES, faults_of
-from fleet_agent.load.cluster.membership import Part, Secrets
-from fleet_agent.server.host_check import inspect
+from fleet_agent.core.admission.spec_validation import LARGEST_SPEC_BYTES, find_value_faults
+from fleet_agent.load.cluster.membership import ClusterSecrets, Membership
+from fleet_agent.server.host_check import inspect_host
 from fleet_agent.storage import trial_artifacts
 from fleet_agent.storage.journal import Journal, JournalFailed
 from fleet_agent.trials.agent import Agent
 from fleet_protos import __version__
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import ConfigError, Conflict, FleetError, Superseded
 from fleet_protos.protocol_version import PROTOCOL
 from fleet_protos.trial_types import TrialSpec
@@ -48,16 +48,16 @@ async def _refuse(context: Context, error: FleetError) -> NoReturn:
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """Each verb returns at once; what happens comes through WatchEvents."""
 
-    def __init__(self, agent: Agent, journal: Journal, about: agent_pb2.DescribeResponse, admission: Admission) -> None:
+    def __init__(self, agent: Agent, journal: Journal, description: agent_pb2.DescribeResponse, admission: Admission) -> None:
         self._agent = agent
         self._journal = journal
-        self._about = about
+        self._description = description
         self._admission = admission
 
     async def Describe(self, request: agent_pb2.DescribeRequest, context: Context) -> agent_pb2.DescribeResponse:
         """Who this agent is and what it is doing."""
         answer = agent_pb2.DescribeResponse()
-        answer.CopyFrom(self._about)
+        answer.CopyFrom(self._description)
         answer.agent_id = self._journal.agent_id
         answer.last_sequence = self._journal.last_sequence
         answer.active_trials.extend(self._agent.active)
@@ -67,14 +67,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         answer.now_unix_ns = time.time_ns()
         answer.disk_free_bytes = self._agent.free_bytes
         answer.takes_no_trials = self._agent.takes_no_trials
-        answer.kept_attempts.extend(self._agent.kept)
+        answer.kept_attempts.extend(self._agent.unreleased_attempts)
         return answer
 
     async def StartTrial(self, request: agent_pb2.StartTrialRequest, context: Context) -> agent_pb2.StartTrialResponse:
         """Idempotent by trial id and attempt."""
         try:
-            await self._agent.obey(_lease(request))
-            spec = _trial(request)
+            await self._agent.accept_epoch(_read_epoch(request))
+            spec = _read_trial_spec(request)
             if not self._agent.knows(spec.trial_id, spec.attempt):
                 spec = await asyncio.to_thread(self._admission.admit, spec)
             return agent_pb2.StartTrialResponse(known=self._agent.start(spec))
@@ -84,7 +84,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def CancelTrial(self, request: agent_pb2.CancelTrialRequest, context: Context) -> agent_pb2.CancelTrialResponse:
         """Harmless for a trial that is over."""
         try:
-            await self._agent.obey(_lease(request))
+            await self._agent.accept_epoch(_read_epoch(request))
         except FleetError as error:
             await _refuse(context, error)
         active = self._agent.cancel(request.trial_id, request.attempt, request.reason)
@@ -94,35 +94,35 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.WatchEventsRequest, context: Context
     ) -> AsyncIterator[agent_pb2.WatchEventsResponse]:
         """From the sequence number asked for, then for ever."""
-        await self._refuse_another(request.agent_id, context)
+        await self._refuse_other_agent(request.agent_id, context)
         try:
-            lease = _lease(request)
-            await self._agent.obey(lease)
-            async for event in self._agent.events(request.after_sequence, lease):
+            epoch = _read_epoch(request)
+            await self._agent.accept_epoch(epoch)
+            async for event in self._agent.events(request.after_sequence, epoch):
                 yield agent_pb2.WatchEventsResponse(event=to_proto(event, trial_pb2.Event()))
         except FleetError as error:
             await _refuse(context, error)
 
     async def AckEvents(self, request: agent_pb2.AckEventsRequest, context: Context) -> agent_pb2.AckEventsResponse:
         """Everything up to there is stored at the controller."""
-        await self._refuse_another(request.agent_id, context)
+        await self._refuse_other_agent(request.agent_id, context)
         try:
-            await self._agent.obey(_lease(request))
+            await self._agent.accept_epoch(_read_epoch(request))
             await self._agent.acknowledge(request.up_to_sequence)
         except FleetError as error:
             await _refuse(context, error)
         return agent_pb2.AckEventsResponse()
 
-    async def _refuse_another(self, agent_id: str, context: Context) -> None:
+    async def _refuse_other_agent(self, agent_id: str, context: Context) -> None:
         """Numbers of events mean nothing to another journal."""
         if agent_id and agent_id != self._journal.agent_id:
-            told = f"this is agent {self._journal.agent_id}, not {agent_id}: its journal was made anew"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
+            message = f"this is agent {self._journal.agent_id}, not {agent_id}: its journal was made anew"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
 
     async def ReleaseAttempt(self, request: agent_pb2.ReleaseAttemptRequest, context: Context) -> agent_pb2.ReleaseAttemptResponse:
         """The files of an attempt need not be kept any longer."""
         try:
-            await self._agent.obey(_lease(request))
+            await self._agent.accept_epoch(_read_epoch(request))
         except FleetError as error:
             await _refuse(context, error)
         self._agent.release(request.trial_id, request.attempt)
@@ -133,25 +133,25 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[agent_pb2.FetchArtifactResponse]:
         """Chunks from `offset` on, each with its digest."""
         try:
-            path = trial_artifacts.resolve(self._agent.artifact_root, request.name)
+            path = trial_artifacts.resolve_artifact(self._agent.artifact_root, request.name)
         except ConfigError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{error.message} — {error.hint}")
         offset = request.offset
-        while data := await asyncio.to_thread(_read, path, offset):
+        while data := await asyncio.to_thread(_read_chunk, path, offset):
             yield agent_pb2.FetchArtifactResponse(offset=offset, data=data, sha256=hashlib.sha256(data).hexdigest())
             offset += len(data)
 
     async def CheckHost(self, request: agent_pb2.CheckHostRequest, context: Context) -> agent_pb2.CheckHostResponse:
         """What stands in the way of trials here, looked up now."""
-        found = await inspect(self._agent.host, self._agent.work, self._admission.policy, self._admission.defaults)
+        found = await inspect_host(self._agent.host, self._agent.activity, self._admission.policy, self._admission.defaults)
         findings = [agent_pb2.HostFinding(**finding.to_json()) for finding in found]
         return agent_pb2.CheckHostResponse(findings=findings)
 
     async def JoinLoad(self, request: agent_pb2.JoinLoadRequest, context: Context) -> agent_pb2.JoinLoadResponse:
         """Idempotent by trial id and attempt."""
         try:
-            await self._agent.obey(_lease(request))
-            known, lead_address = await self._agent.load_parts.join(*_part(request))
+            await self._agent.accept_epoch(_read_epoch(request))
+            known, lead_address = await self._agent.load_parts.join(*_read_load_part(request))
             return agent_pb2.JoinLoadResponse(known=known, lead_address=lead_address)
         except FleetError as error:
             await _refuse(context, error)
@@ -159,40 +159,40 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def LeaveLoad(self, request: agent_pb2.LeaveLoadRequest, context: Context) -> agent_pb2.LeaveLoadResponse:
         """Harmless where there is nothing to leave."""
         try:
-            await self._agent.obey(_lease(request))
+            await self._agent.accept_epoch(_read_epoch(request))
             return agent_pb2.LeaveLoadResponse(joined=await self._agent.load_parts.leave(request.trial_id, request.attempt))
         except FleetError as error:
             await _refuse(context, error)
 
 
 
-def _lease(request: Any) -> Lease:
+def _read_epoch(request: Any) -> ControllerEpoch:
     """Whose order it is; without a lease nobody's. Raises ConfigError for one that no controller has."""
-    lease = from_proto(Lease, request.lease)
-    _sound(lease)
-    return lease
+    epoch = from_proto(ControllerEpoch, request.lease)
+    _require_valid(epoch)
+    return epoch
 
 
-def _sound(value: Any) -> None:
-    if found := faults_of(value):
+def _require_valid(value: Any) -> None:
+    if found := find_value_faults(value):
         raise ConfigError(f"this message is none of a controller's: {'; '.join(found)}", "look who sent it")
 
 
-def _part(request: agent_pb2.JoinLoadRequest) -> tuple[Part, Secrets]:
+def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, ClusterSecrets]:
     """Raises ConfigError for texts that are none."""
-    part = Part(
+    part = Membership(
         trial_id=request.trial_id, attempt=request.attempt, host=request.host, address=request.address,
         lead_address=request.lead_address, cores=request.cores, hold_limit_s=request.hold_limit_s,
     )  # fmt: skip
-    _sound(part)
+    _require_valid(part)
     try:
         texts = [pem.decode("ascii") for pem in (request.authority, request.certificate, request.key)]
     except UnicodeDecodeError as error:
         raise ConfigError(f"the certificates for the load of trial {request.trial_id} are no PEM", "look who sent it") from error
-    return part, Secrets(request.token, *texts)
+    return part, ClusterSecrets(request.token, *texts)
 
 
-def _trial(request: agent_pb2.StartTrialRequest) -> TrialSpec:
+def _read_trial_spec(request: agent_pb2.StartTrialRequest) -> TrialSpec:
     """Raises ConfigError for what cannot be read as one."""
     if (size := request.ByteSize()) > LARGEST_SPEC_BYTES:
         raise ConfigError(f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES}", "look who sent it")
@@ -202,7 +202,7 @@ def _trial(request: agent_pb2.StartTrialRequest) -> TrialSpec:
         raise ConfigError(f"no trial can be read from the message: {error}", "look who sent it") from error
 
 
-def _read(path: os.PathLike[str], offset: int) -> bytes:
+def _read_chunk(path: os.PathLike[str], offset: int) -> bytes:
     with open(path, "rb") as file:
         if offset >= os.fstat(file.fileno()).st_size:  # also one that no file can have
             return b""

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 
-def tell_ready() -> None:
+def notify_ready() -> None:
     """Say READY=1 on $NOTIFY_SOCKET, once: what the agent starts must not speak for it."""
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if not path:

@@ -18,30 +18,30 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class GpuPool:
     """The GPU indices of a host and what is taken of them. No GPU and no port is in two allocations."""
 
     gpus: tuple[int, ...] = ()
     allocations: tuple[Allocation, ...] = ()
-    aside: Mapping[int, str] = field(default_factory=dict)  # GPU → why it gets no trial until that is over
+    quarantined: Mapping[int, str] = field(default_factory=dict)  # GPU → why it gets no trial until that is over
 
     @property
     def free(self) -> tuple[int, ...]:
         """GPU indices that no trial holds and that are not set aside, ascending."""
         taken = {gpu for allocation in self.allocations for gpu in allocation.gpus}
-        return tuple(gpu for gpu in sorted(self.gpus) if gpu not in taken and gpu not in self.aside)
+        return tuple(gpu for gpu in sorted(self.gpus) if gpu not in taken and gpu not in self.quarantined)
 
-    def of(self, trial: str) -> Allocation | None:
+    def allocation_of(self, trial: str) -> Allocation | None:
         """What the trial holds, if anything."""
         return next((allocation for allocation in self.allocations if allocation.trial == trial), None)
 
 
-def take(pool: Pool, trial: str, gpus: int) -> tuple[Pool, tuple[int, ...]]:
+def claim_gpus(pool: GpuPool, trial: str, gpus: int) -> tuple[GpuPool, tuple[int, ...]]:
     """Give the trial `gpus` GPUs, the same again when it asks again. Raises Conflict when too few are free.
 
     An aligned neighbourhood (0-3 or 4-7 for four) comes first: neighbours share switches and NUMA nodes, so launches stay comparable.
     """
-    held = pool.of(trial)
+    held = pool.allocation_of(trial)
     if held and len(held.gpus) == gpus:
         return pool, held.gpus
     if held:
@@ -49,17 +49,17 @@ def take(pool: Pool, trial: str, gpus: int) -> tuple[Pool, tuple[int, ...]]:
     if gpus > len(pool.gpus):
         raise Conflict(f"trial {trial} needs {gpus} GPUs, this host has {len(pool.gpus)}", "lower engine.gpus or choose another host")
     if gpus > len(pool.free):
-        raise Conflict(f"trial {trial} needs {gpus} GPUs, {len(pool.free)} are free; {_why(pool)}", "wait until a trial is over")
+        raise Conflict(f"trial {trial} needs {gpus} GPUs, {len(pool.free)} are free; {_explain_shortage(pool)}", "wait until a trial is over")
     chosen = _choose(pool.free, gpus)
     return replace(pool, allocations=(*pool.allocations, Allocation(trial, chosen))), chosen
 
 
-def promise_port(pool: Pool, trial: str, port: int) -> Pool:
+def promise_port(pool: GpuPool, trial: str, port: int) -> GpuPool:
     """Note that the trial's server will listen on `port`, replacing one promised before.
 
     Raises Conflict when another trial has it, or when this one holds nothing (`take` with 0 GPUs is enough).
     """
-    held = pool.of(trial)
+    held = pool.allocation_of(trial)
     if held is None:
         raise Conflict(f"trial {trial} holds nothing on this host, so it cannot have port {port}")
     other = next((allocation for allocation in pool.allocations if allocation.port == port and allocation is not held), None)
@@ -69,15 +69,15 @@ def promise_port(pool: Pool, trial: str, port: int) -> Pool:
     return replace(pool, allocations=rest)
 
 
-def release(pool: Pool, trial: str) -> Pool:
+def release(pool: GpuPool, trial: str) -> GpuPool:
     """Take back what the trial holds; harmless when it holds nothing."""
     return replace(pool, allocations=tuple(allocation for allocation in pool.allocations if allocation.trial != trial))
 
 
-def _why(pool: Pool) -> str:
+def _explain_shortage(pool: GpuPool) -> str:
     """Who has the others, and which are set aside for what."""
     holders = [f"{allocation.trial} has {list(allocation.gpus)}" for allocation in pool.allocations if allocation.gpus]
-    reasons = dict.fromkeys(reason for gpu, reason in sorted(pool.aside.items()) if gpu in pool.gpus)
+    reasons = dict.fromkeys(reason for gpu, reason in sorted(pool.quarantined.items()) if gpu in pool.gpus)
     return ", ".join((*holders, *(f"set aside: {reason}" for reason in reasons)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_agent.core.load_search import Told
+from fleet_agent.core.load_search import SearchRun
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Workload
 
@@ -54,7 +54,7 @@ class MeasureRun:
 
     workload: Workload
     index: int
-    told: tuple[Told, ...] = ()
+    search_runs: tuple[SearchRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class LaunchCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchPlace:
     """What the agent gives one launch: a free port on 127.0.0.1, GPU indices, an empty folder of its own."""
 
     port: int
@@ -36,26 +36,26 @@ class Place:
     token: str
 
 
-class Engine(Protocol):
+class EngineAdapter(Protocol):
     """A kind of server. All methods take the trial, keep no state, and may be called from any task."""
 
     launches: bool  # False: the server is somebody else's and is only measured
 
-    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+    def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
         """The process for this trial. Raises ConfigError when it cannot be expressed."""
         ...
 
-    def url(self, spec: TrialSpec, place: Place) -> str:
+    def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         """Where the server will answer, without a trailing slash."""
         ...
 
-    async def ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str) -> str:
         """One look: an empty text when it is ready, healthy and the one that was asked for, else what is missing.
 
         Raises ServerFailed when waiting longer cannot help, such as another server answering at `url`.
         """
         ...
 
-    async def prove(self, spec: TrialSpec, url: str, log: Path) -> ConfigurationProved:
+    async def prove_configuration(self, spec: TrialSpec, url: str, log: Path) -> ConfigurationProved:
         """What took effect, read from the server itself (fingerprint left empty). Raises ServerFailed when it stopped answering."""
         ...

@@ -12,7 +12,7 @@ from fleet_agent.core.effects import (
     ProveConfiguration,
     StopServer,
 )
-from fleet_agent.core.trial import Server, Trial, Wanted
+from fleet_agent.core.trial import AgentTrial, ServerState, WantedState
 from fleet_protos.events import (
     AgentRestarted,
     Body,
@@ -33,56 +33,56 @@ from fleet_protos.events import (
 )
 from fleet_protos.trial_types import Outcome, Phase
 
-Fit = Callable[[Trial, Body], "bool | None"]
+EventGuard = Callable[[AgentTrial, Body], "bool | None"]
 
 # True: it fits. False: it is late. None: it cannot be.
 
 
-def always(trial: Trial, body: Body) -> bool | None:
+def accept_always(trial: AgentTrial, body: Body) -> bool | None:
     """Of a kind that asks for nothing but its phase."""
     return True
 
 
-def _fits_launching(trial: Trial, body: Body) -> bool | None:
+def _fits_launching(trial: AgentTrial, body: Body) -> bool | None:
     assert isinstance(body, ServerLaunching)
     ordered = isinstance(trial.awaited, LaunchServer) and trial.awaited.witness == body.witness
-    return True if ordered and trial.server is Server.ABSENT else None
+    return True if ordered and trial.server is ServerState.ABSENT else None
 
 
-def _fits_launched(trial: Trial, body: Body) -> bool | None:
-    return True if isinstance(trial.awaited, LaunchServer) and trial.server is Server.LAUNCHING else None
+def _fits_launched(trial: AgentTrial, body: Body) -> bool | None:
+    return True if isinstance(trial.awaited, LaunchServer) and trial.server is ServerState.LAUNCHING else None
 
 
-def _fits_progressed(trial: Trial, body: Body) -> bool | None:
-    return trial.server is Server.STARTING
+def _fits_progressed(trial: AgentTrial, body: Body) -> bool | None:
+    return trial.server is ServerState.STARTING
 
 
-def _fits_ready(trial: Trial, body: Body) -> bool | None:
+def _fits_ready(trial: AgentTrial, body: Body) -> bool | None:
     if isinstance(trial.awaited, ProveConfiguration | StopServer):
         return False
     return True if isinstance(trial.awaited, AwaitReady) else None
 
 
-def _fits_proved(trial: Trial, body: Body) -> bool | None:
+def _fits_proved(trial: AgentTrial, body: Body) -> bool | None:
     assert isinstance(body, ConfigurationProved)
     if isinstance(trial.awaited, StopServer) or (body.witness and not trial.witnessing):
         return False
     return True if isinstance(trial.awaited, ProveConfiguration) else None
 
 
-def _fits_load(trial: Trial, body: Body) -> bool | None:
+def _fits_load(trial: AgentTrial, body: Body) -> bool | None:
     """Compare (workload, run) of the load in flight with those of the event; run 0 is the warm-up."""
     assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
     expected = (trial.position.workload, trial.awaited.index if isinstance(trial.awaited, MeasureRun) else 0)
     name, index = _load_of(body, expected[1])
     names = [workload.name for workload in trial.spec.workloads]
     if name in ("", names[expected[0]]):
-        told = (expected[0], index)
+        reported = (expected[0], index)
     elif name in names:
-        told = (names.index(name), index)
+        reported = (names.index(name), index)
     else:
         return None
-    return None if told > expected else told == expected
+    return None if reported > expected else reported == expected
 
 
 def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[str, int]:
@@ -92,23 +92,23 @@ def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[s
     return body.workload, 0 if isinstance(body, WarmedUp) else current
 
 
-def _fits_server_failed(trial: Trial, body: Body) -> bool | None:
+def _fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
     """A member that was let go is no failure when its server goes the way of the lead's."""
-    let_go = trial.wanted is Wanted.STOP and trial.ending is not None and trial.ending.outcome is Outcome.OK
-    return not trial.server_failed and trial.server is not Server.STOPPING and not let_go
+    let_go = trial.wanted is WantedState.STOP and trial.ending is not None and trial.ending.outcome is Outcome.OK
+    return not trial.server_failed and trial.server is not ServerState.STOPPING and not let_go
 
 
-def _fits_cancel(trial: Trial, body: Body) -> bool | None:
-    return trial.wanted is Wanted.RUN
+def _fits_cancel(trial: AgentTrial, body: Body) -> bool | None:
+    return trial.wanted is WantedState.RUN
 
 
-def _fits_stopped(trial: Trial, body: Body) -> bool | None:
+def _fits_stopped(trial: AgentTrial, body: Body) -> bool | None:
     if isinstance(trial.awaited, StopServer):
         return True
-    return False if trial.server is Server.GONE else None
+    return False if trial.server is ServerState.GONE else None
 
 
-def _fits_over(trial: Trial, body: Body) -> bool | None:
+def _fits_over(trial: AgentTrial, body: Body) -> bool | None:
     return True if isinstance(trial.awaited, CloseTrial) else None
 
 
@@ -117,7 +117,7 @@ _REPEATED: frozenset[type] = frozenset({TrialAccepted})
 _FROM_LAUNCH: frozenset[type] = _REPEATED | {ServerProgressed, ServerReady, ConfigurationProved}
 _FROM_WORK: frozenset[type] = _FROM_LAUNCH | {WarmedUp, RunFinished, LoadFailed}
 
-LATE: Mapping[Phase, frozenset[type]] = {
+LATE_EVENTS: Mapping[Phase, frozenset[type]] = {
     Phase.QUEUED: frozenset(),
     Phase.LAUNCHING: _REPEATED,
     Phase.WARMING: _FROM_LAUNCH,
@@ -127,7 +127,7 @@ LATE: Mapping[Phase, frozenset[type]] = {
     Phase.OVER: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
 }
 
-FITS: Mapping[type, Fit] = {
+EVENT_GUARDS: Mapping[type, EventGuard] = {
     ServerLaunching: _fits_launching,
     ServerLaunched: _fits_launched,
     ServerProgressed: _fits_progressed,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet_protos import events as ev
 
-LARGEST_BYTES = 1 << 20
+LARGEST_EVENT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,19 @@ class _Limits:
 _STEPS = (_Limits(64 << 10, 5000, 12), _Limits(4096, 500, 8), _Limits(256, 100, 4), _Limits(64, 20, 3))
 
 
-_OURS = (ev.TrialAccepted, ev.ServerLaunching, ev.ServerLaunched, ev.RunFinished)  # bounded where they come from, and needed whole
+_EXEMPT = (ev.TrialAccepted, ev.ServerLaunching, ev.ServerLaunched, ev.RunFinished)  # bounded where they come from, and needed whole
 
 
-def bounded(body: ev.Body) -> ev.Body:
+def limit_event_size(body: ev.Body) -> ev.Body:
     """The body of an event, cut as little as it takes to be at most about `LARGEST_BYTES`; numbers that JSON cannot hold become text."""
-    if isinstance(body, _OURS):
+    if isinstance(body, _EXEMPT):
         return body
     if isinstance(body, ev.ConfigurationProved):
-        body = replace(body, effective_args=_finite(body.effective_args), nccl=_finite(body.nccl))
+        body = replace(body, effective_args=_replace_non_finite(body.effective_args), nccl=_replace_non_finite(body.nccl))
     cut: ev.Body = body
     for limits in _STEPS:
         cut = _cut(body, limits, 0)
-        if _size(cut) <= LARGEST_BYTES:
+        if _size(cut) <= LARGEST_EVENT_BYTES:
             break
     return cut
 
@@ -62,11 +62,11 @@ def _entry(entry: Any, limits: _Limits, depth: int) -> Any:
     return _cut(entry, limits, depth)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
+        return {str(key): _replace_non_finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [_replace_non_finite(entry) for entry in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

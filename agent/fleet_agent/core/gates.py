@@ -87,7 +87,7 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
     return tuple(sorted(found, key=lambda gate: -gate.effect))
 
 
-def company(spec: TrialSpec) -> tuple[Gate, ...]:
+def sharing_gates(spec: TrialSpec) -> tuple[Gate, ...]:
     """The flag of each run of a trial that lets others in beside it, whether or not one came: it may not pass for one that was alone."""
     return (_flag("shared_host", "the job lets other trials run on the host meanwhile (hosts.share)"),) if spec.shared else ()
 
@@ -129,8 +129,8 @@ def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     elif workload.shares_cache:
         planned = facts.planned_cached_ratio
         if planned and planned > CACHED_RATIO_MAX and not facts.cached_token_ratio >= planned * CACHED_SHARE_MIN:
-            told = f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, {_percent(planned)} could have"
-            yield _flag("prefix_cache_missed", f"{told}: it is off, or too small for the beginnings that requests share")
+            message = f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, {_percent(planned)} could have"
+            yield _flag("prefix_cache_missed", f"{message}: it is off, or too small for the beginnings that requests share")
     elif not facts.cached_token_ratio <= CACHED_RATIO_MAX:
         yield _void("prefix_cache_hit", f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, unplanned")
 
@@ -141,8 +141,8 @@ def _speculation(facts: RunFacts) -> Iterator[Gate]:
     if facts.accept_length is None:
         yield _flag("spec_unproved", "speculation was asked for and the server shows no accept length")
     elif not facts.accept_length >= ACCEPT_LENGTH_MIN:
-        told = f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect"
-        yield Gate("spec_ineffective", GateEffect.VOID_TRIAL, told)  # another run of this launch would show the same
+        message = f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect"
+        yield Gate("spec_ineffective", GateEffect.VOID_TRIAL, message)  # another run of this launch would show the same
 
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
@@ -154,15 +154,15 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
     limits += _capacity_limit(facts)
     if limits:
         effect = max(effect for _, effect, _ in limits)
-        told = "; ".join(text for _, _, text in limits)
-        yield Gate("client_limited", effect, f"the client was the limit: {told}", tuple(reason for reason, _, _ in limits))
+        message = "; ".join(text for _, _, text in limits)
+        yield Gate("client_limited", effect, f"the client was the limit: {message}", tuple(reason for reason, _, _ in limits))
 
 
 def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     """A queue that grows all the while: latencies then say how long the run was, and the rate is the server's most."""
     if workload.rate_per_s and facts.answered_share is not None and not facts.answered_share >= ANSWERED_SHARE_MIN:
-        told = f"{_percent(facts.answered_share)} as many answers as requests in the second half of the arrivals"
-        yield _flag("rate_not_sustained", f"{told}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short")
+        message = f"{_percent(facts.answered_share)} as many answers as requests in the second half of the arrivals"
+        yield _flag("rate_not_sustained", f"{message}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short")
 
 
 def _start(facts: RunFacts) -> Iterator[Gate]:
@@ -191,8 +191,8 @@ def _capacity_limit(facts: RunFacts) -> Iterator[_Limit]:
     """By what the client did against a null server: near its own end it is slow before its loop shows it."""
     if facts.client_use is not None and not facts.client_use <= CLIENT_USE_MAX:
         most = facts.client_capacity_tok_s
-        told = f"{most:.0f} tok/s that it can drive against a null server" if most else "the cores that it can use"
-        yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)} of {told}"
+        reference = f"{most:.0f} tok/s that it can drive against a null server" if most else "the cores that it can use"
+        yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)} of {reference}"
 
 
 def _void(code: str, message: str) -> Gate:

@@ -35,7 +35,7 @@ _LATE_SHARE = 0.1  # of the limit on the time to first token: sends that are lat
 _OVERLOADED = frozenset({"http_status", "server_error", "reset", "truncated", "timeout", "stalled"})
 
 
-class Answer(Enum):
+class LoadAnswer(Enum):
     """What a run says of its load."""
 
     MET = "met"
@@ -45,15 +45,15 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SearchRun:
     """One run of a search, as the next load depends on it."""
 
     load: float
-    answer: Answer
+    answer: LoadAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextLoad:
     """`load` is to be measured next, 0 when the search has `ended`. `highest_met` and `lowest_not_met`: loads, 0 where there is none."""
 
     load: float = 0.0
@@ -62,31 +62,31 @@ class Next:
     ended: str = ""
 
 
-def told_by(run: RunResult) -> Told:
+def to_search_run(run: RunResult) -> SearchRun:
     """What the next load depends on of a run that `judged` has seen."""
     if not run.void:
-        return Told(run.searched.load, Answer.MET if run.searched.met else Answer.NOT_MET)
+        return SearchRun(run.searched.load, LoadAnswer.MET if run.searched.met else LoadAnswer.NOT_MET)
     by_client = any(gate.code == "client_limited" and gate.effect >= GateEffect.VOID_RUN for gate in run.gates)
-    return Told(run.searched.load, Answer.CLIENT_LIMITED if by_client else Answer.VOID)
+    return SearchRun(run.searched.load, LoadAnswer.CLIENT_LIMITED if by_client else LoadAnswer.VOID)
 
 
-def repeat_of(load: float, told: Sequence[Told]) -> int:
+def next_repeat(load: float, runs: Sequence[SearchRun]) -> int:
     """How many runs of this load there will have been with the next one: what decides its arrivals, whatever came between."""
-    return 1 + sum(one.load == load for one in told)
+    return 1 + sum(one.load == load for one in runs)
 
 
-def judged(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[Told]) -> RunResult:
+def judge_search_run(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[SearchRun]) -> RunResult:
     """The run with its answer, its gates as they hold in a search, and what is known after it.
 
     `workload`: at the load of the run. `error_kinds`: of the requests that failed. `before`: the runs of the search until then.
     """
     search, load = workload.search, workload.load
     met = share_met(run) >= search.goodput - _EXACT and not any(gate.code == "rate_not_sustained" for gate in run.gates)
-    gates = tuple(_in_a_search(gate, run, error_kinds) for gate in run.gates)
+    gates = tuple(_gate_in_search(gate, run, error_kinds) for gate in run.gates)
     if not met:
-        gates = tuple(_of_a_miss(gate, run, workload) for gate in gates)
+        gates = tuple(_gate_of_missed_run(gate, run, workload) for gate in gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
-    after = next_load(search, (*before, told_by(run)))
+    after = next_load(search, (*before, to_search_run(run)))
     met = met and not run.void
     return replace(run, searched=Searched(load, met, after.highest_met, after.lowest_not_met, after.ended, search.of))
 
@@ -97,93 +97,93 @@ def share_met(run: RunResult) -> float:
     return run.metrics.get(GOODPUT_RATIO, 0.0) * run.requests_ok / requests if requests else 0.0
 
 
-def _in_a_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> Gate:
+def _gate_in_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> Gate:
     """Requests that failed under load are an answer."""
     if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
         return replace(gate, effect=GateEffect.FLAG, message=f"{gate.message}; they count as not meeting the SLO")
     return gate
 
 
-def _of_a_miss(gate: Gate, run: RunResult, workload: Workload) -> Gate:
+def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
     """What the client may have caused is no answer. Where half of the requests missed by more than it was late, it did not."""
     if gate.code != "client_limited":
         return gate
     slo, late_s = workload.slo, run.metrics.get(DISPATCH_DELAY_P99, 0.0)
     slow_start = slo.ttft_p99_s and run.metrics.get(TTFT_P50, 0.0) > slo.ttft_p99_s + late_s
     if slow_start or (slo.tpot_p99_s and run.metrics.get(TPOT_P50, 0.0) > slo.tpot_p99_s):
-        told = f"{gate.message}; half of the requests missed the SLO by more than that"
-        return replace(gate, effect=min(gate.effect, GateEffect.FLAG), message=told)
+        message = f"{gate.message}; half of the requests missed the SLO by more than that"
+        return replace(gate, effect=min(gate.effect, GateEffect.FLAG), message=message)
     matters = late_s > _LATE_SHARE * (slo.ttft_p99_s or math.inf)
     if not set(gate.reasons) - {LOOP_LAG} - (set() if matters else {DISPATCH_DELAY}):
         return gate
-    told = f"{gate.message}; the SLO was not met, which may be the client's doing"
-    return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=told)
+    message = f"{gate.message}; the SLO was not met, which may be the client's doing"
+    return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=message)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
     """The answers so far, load by load."""
 
-    counts: Mapping[tuple[float, Answer], int]
+    counts: Mapping[tuple[float, LoadAnswer], int]
     loads: tuple[float, ...]
-    last: Mapping[float, Sequence[Answer]]  # of each load, as many as void runs in a row end something
+    last: Mapping[float, Sequence[LoadAnswer]]  # of each load, as many as void runs in a row end something
 
     @classmethod
-    def of(cls, told: Sequence[Told]) -> _Tally:
-        loads = tuple(sorted({one.load for one in told}))
-        last = {load: [one.answer for one in told if one.load == load][-VOID_IN_ROW_MAX:] for load in loads}
-        return cls(Counter((one.load, one.answer) for one in told), loads, last)
+    def from_runs(cls, runs: Sequence[SearchRun]) -> _Tally:
+        loads = tuple(sorted({one.load for one in runs}))
+        last = {load: [one.answer for one in runs if one.load == load][-VOID_IN_ROW_MAX:] for load in loads}
+        return cls(Counter((one.load, one.answer) for one in runs), loads, last)
 
-    def times(self, load: float, answer: Answer) -> int:
+    def count(self, load: float, answer: LoadAnswer) -> int:
         return self.counts.get((load, answer), 0)
 
-    def is_shut(self, load: float) -> bool:
+    def is_client_limited(self, load: float) -> bool:
         """The client cannot drive it."""
-        return self.last[load] == [Answer.CLIENT_LIMITED] * VOID_IN_ROW_MAX
+        return self.last[load] == [LoadAnswer.CLIENT_LIMITED] * VOID_IN_ROW_MAX
 
     def is_missed(self, load: float) -> bool:
-        return self.times(load, Answer.NOT_MET) >= _DECIDED
+        return self.count(load, LoadAnswer.NOT_MET) >= _DECIDED
 
     def is_met(self, load: float) -> bool:
         """By what is known: nothing speaks against it, or two of three."""
-        return self.times(load, Answer.MET) > self.times(load, Answer.NOT_MET)
+        return self.count(load, LoadAnswer.MET) > self.count(load, LoadAnswer.NOT_MET)
 
     def is_sure(self, load: float) -> bool:
-        return self.times(load, Answer.MET) >= _DECIDED
+        return self.count(load, LoadAnswer.MET) >= _DECIDED
 
     def is_open(self, load: float) -> bool:
-        return not (self.is_met(load) or self.is_missed(load) or self.is_shut(load))
+        return not (self.is_met(load) or self.is_missed(load) or self.is_client_limited(load))
 
 
-def next_load(search: Search, told: Sequence[Told]) -> Next:
+def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     """What follows on these runs. Ends after `search.most_runs` at the latest, and never leaves `search.least` to `search.most`."""
-    tally = _Tally.of(told)
+    tally = _Tally.from_runs(runs)
     lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
-    met = [load for load in tally.loads if tally.is_met(load) and not tally.is_shut(load)]
+    met = [load for load in tally.loads if tally.is_met(load) and not tally.is_client_limited(load)]
     highest = max(met, default=0.0)
     sure = max(filter(tally.is_sure, met), default=0.0)
-    stuck = min(filter(tally.is_shut, tally.loads), default=0.0)
+    stuck = min(filter(tally.is_client_limited, tally.loads), default=0.0)
     shut = bool(stuck) and not 0 < lowest < stuck  # above a load that is not met it decides nothing
-    if _is_given_up(told) or (shut and not highest):
-        return Next(0.0, sure, lowest, VOID_RUNS)
+    if _is_given_up(runs) or (shut and not highest):
+        return NextLoad(0.0, sure, lowest, VOID_RUNS)
     undecided = next(filter(tally.is_open, tally.loads), 0.0)
-    following, ended = (undecided, "") if undecided else _follows(search, highest, lowest, shut=shut, any_told=bool(told))
+    following, ended = (undecided, "") if undecided else _choose_next(search, highest, lowest, shut=shut, any_run=bool(runs))
     if ended and highest and not tally.is_sure(highest):
         following, ended = highest, ""
-    if not ended and len(told) >= search.most_runs:
-        return Next(0.0, sure, lowest, UNSETTLED)
-    return Next(0.0 if ended else following, highest, lowest, ended)
+    if not ended and len(runs) >= search.most_runs:
+        return NextLoad(0.0, sure, lowest, UNSETTLED)
+    return NextLoad(0.0 if ended else following, highest, lowest, ended)
 
 
-def _is_given_up(told: Sequence[Told]) -> bool:
-    last = told[-VOID_IN_ROW_MAX:]
-    void = [one.answer in (Answer.VOID, Answer.CLIENT_LIMITED) for one in last]
-    return len(last) == VOID_IN_ROW_MAX and all(void) and any(one.answer is Answer.VOID for one in last)
+def _is_given_up(runs: Sequence[SearchRun]) -> bool:
+    last = runs[-VOID_IN_ROW_MAX:]
+    void = [one.answer in (LoadAnswer.VOID, LoadAnswer.CLIENT_LIMITED) for one in last]
+    return len(last) == VOID_IN_ROW_MAX and all(void) and any(one.answer is LoadAnswer.VOID for one in last)
 
 
-def _follows(search: Search, highest: float, lowest: float, *, shut: bool, any_told: bool) -> tuple[float, str]:
+def _choose_next(search: Search, highest: float, lowest: float, *, shut: bool, any_run: bool) -> tuple[float, str]:
     """(next load, how the search has ended) when every load that was measured is decided."""
-    if not any_told:
+    if not any_run:
         return search.least, ""
     if not highest:
         return 0.0, BELOW

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 
 from fleet_protos.events import ServerProgressed
 
-FIRST = "start"  # of a launch whose log says nothing yet
+FIRST_PHASE = "start"  # of a launch whose log says nothing yet
 _TENTHS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class StallState:
     """Where a launch is, since when nothing has come on (seconds on the clock of `look`), and what was told of it last."""
 
     phase: str
     done: int
     total: int
     moved_at_s: float
-    told: tuple[str, int] = ("", 0)
+    reported: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LogSample:
     """What one look at the log showed; `grew`: there was a line that says something new."""
 
     phase: str = ""
@@ -32,33 +32,33 @@ class Look:
     grew: bool = False
 
 
-def begin(at_s: float) -> Course:
+def start_tracking(at_s: float) -> StallState:
     """A launch whose process has just come to be."""
-    return Course(FIRST, 0, 0, at_s)
+    return StallState(FIRST_PHASE, 0, 0, at_s)
 
 
-def advance(course: Course, seen: Look, at_s: float) -> tuple[Course, ServerProgressed | None]:
+def advance_stall_state(state: StallState, sample: LogSample, at_s: float) -> tuple[StallState, ServerProgressed | None]:
     """The course after a look, and the event to tell: at each new phase, and at each tenth of one that is counted."""
-    phase = seen.phase or FIRST
-    moved = seen.grew or (phase, seen.done, seen.total) != (course.phase, course.done, course.total)
-    after = Course(phase, seen.done, seen.total, at_s if moved else course.moved_at_s, course.told)
-    now = (phase, _tenth(seen.done, seen.total))
-    if now == course.told:
+    phase = sample.phase or FIRST_PHASE
+    moved = sample.grew or (phase, sample.done, sample.total) != (state.phase, state.done, state.total)
+    after = StallState(phase, sample.done, sample.total, at_s if moved else state.moved_at_s, state.reported)
+    now = (phase, _tenth(sample.done, sample.total))
+    if now == state.reported:
         return after, None
-    return replace(after, told=now), ServerProgressed(phase, seen.done, seen.total)
+    return replace(after, reported=now), ServerProgressed(phase, sample.done, sample.total)
 
 
-def stands_still(course: Course, limits_s: Mapping[str, float], at_s: float) -> bool:
+def is_stalled(state: StallState, limits_s: Mapping[str, float], at_s: float) -> bool:
     """Nothing has come on for longer than its phase may stand still; a limit of 0, or none, is no limit."""
-    limit_s = limits_s.get(course.phase, 0.0)
-    return limit_s > 0 and at_s - course.moved_at_s > limit_s
+    limit_s = limits_s.get(state.phase, 0.0)
+    return limit_s > 0 and at_s - state.moved_at_s > limit_s
 
 
-def stall_message(course: Course, at_s: float, last_line: str) -> str:
+def stall_message(state: StallState, at_s: float, last_line: str) -> str:
     """Phase, count, how long, and the last line of the log."""
-    count = f" at {course.done}/{course.total}" if course.total else ""
-    told = f"the last line of its log: {last_line}" if last_line else "its log is empty"
-    return f"the launch has stood still in {course.phase}{count} for {at_s - course.moved_at_s:.0f} s; {told}"
+    count = f" at {state.done}/{state.total}" if state.total else ""
+    last_line_note = f"the last line of its log: {last_line}" if last_line else "its log is empty"
+    return f"the launch has stood still in {state.phase}{count} for {at_s - state.moved_at_s:.0f} s; {last_line_note}"
 
 
 def _tenth(done: int, total: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fleet_agent.core.effects import CloseTrial, Effect
-from fleet_agent.core.load_search import Told
+from fleet_agent.core.load_search import SearchRun
 from fleet_protos.errors import Bug
 from fleet_protos.events import Body
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
@@ -18,14 +18,14 @@ TERMINAL = frozenset({Phase.OVER})
 RECENT_KEPT = 16
 
 
-class Wanted(Enum):
+class WantedState(Enum):
     """What the outside wants of the trial."""
 
     RUN = "run"
     STOP = "stop"
 
 
-class Server(Enum):
+class ServerState(Enum):
     """Our own server of the trial: absent → launching → starting → ready → stopping → gone. Always absent for an external one."""
 
     ABSENT = "absent"
@@ -37,7 +37,7 @@ class Server(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class MeasurePosition:
     """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload, `runs` counts void ones too.
 
     `warm_up`: of the first of these values, those that were not steady, as the newest run showed. `told`: of a search, all its runs.
@@ -48,11 +48,11 @@ class Position:
     values: tuple[float, ...] = ()
     void_in_row: int = 0
     warm_up: int = 0
-    told: tuple[Told, ...] = ()
+    search_runs: tuple[SearchRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentEvent:
     """An event as a bug report needs it: seconds on the clock of `step`, its kind, the phase after it."""
 
     at_s: float
@@ -61,7 +61,7 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LaunchProgress:
     """How far a launch has come: its phase as the log tells it, and `done` of `total` where the phase has a count."""
 
     phase: str = ""
@@ -70,23 +70,23 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AgentTrial:
     """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is decided before it is reached.
 
     `witnessing`: the server of now is the witness, and the measured one follows it.
     """
 
     spec: TrialSpec
-    wanted: Wanted = Wanted.RUN
+    wanted: WantedState = WantedState.RUN
     phase: Phase = Phase.QUEUED
-    server: Server = Server.ABSENT
+    server: ServerState = ServerState.ABSENT
     awaited: Effect | None = None
-    position: Position = field(default_factory=Position)
+    position: MeasurePosition = field(default_factory=MeasurePosition)
     ending: CloseTrial | None = None
     server_failed: bool = False
     witnessing: bool = False
-    progress: Progress = field(default_factory=Progress)
-    recent: tuple[Recent, ...] = ()
+    progress: LaunchProgress = field(default_factory=LaunchProgress)
+    recent: tuple[RecentEvent, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -102,7 +102,7 @@ class Trial:
 class InvalidTransition(Bug):
     """An event that cannot come where the trial is; `recent` holds the last events, oldest first."""
 
-    def __init__(self, trial: Trial, body: Body) -> None:
+    def __init__(self, trial: AgentTrial, body: Body) -> None:
         self.recent = trial.recent
         past = ", ".join(f"{entry.kind}→{entry.phase.name}" for entry in trial.recent) or "none"
         awaited = type(trial.awaited).__name__ if trial.awaited else "nothing"

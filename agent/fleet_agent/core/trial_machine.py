@@ -18,20 +18,20 @@ from fleet_agent.core.effects import (
     StopServer,
     WarmUp,
 )
-from fleet_agent.core.event_guards import FITS, LATE, always
-from fleet_agent.core.load_search import VOID_RUNS, next_load, told_by
+from fleet_agent.core.event_guards import EVENT_GUARDS, LATE_EVENTS, accept_always
+from fleet_agent.core.load_search import VOID_RUNS, next_load, to_search_run
 from fleet_agent.core.steady_state import rate_of
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
 from fleet_agent.core.trial import (
     RECENT_KEPT,
     TERMINAL,
+    AgentTrial,
     InvalidTransition,
-    Position,
-    Progress,
-    Recent,
-    Server,
-    Trial,
-    Wanted,
+    LaunchProgress,
+    MeasurePosition,
+    RecentEvent,
+    ServerState,
+    WantedState,
 )
 from fleet_protos.errors import Bug, ErrorKind
 from fleet_protos.events import (
@@ -55,19 +55,19 @@ from fleet_protos.events import (
 )
 from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase, TrialSpec
 
-__all__ = ["TERMINAL", "InvalidTransition", "Trial", "accepts", "new_trial", "replay", "step"]
+__all__ = ["TERMINAL", "InvalidTransition", "AgentTrial", "accepts", "new_trial", "replay", "step"]
 
 HOLD_LIMIT_S = 86_400.0  # of a member whose controller named no limit
 
-Step = tuple[Trial, tuple[Effect, ...]]
+Step = tuple[AgentTrial, tuple[Effect, ...]]
 
 
-def new_trial(spec: TrialSpec) -> Trial:
+def new_trial(spec: TrialSpec) -> AgentTrial:
     """A trial that nobody has accepted yet."""
-    return Trial(spec, witnessing=spec.witness and spec.engine.kind is not EngineKind.EXTERNAL)
+    return AgentTrial(spec, witnessing=spec.witness and spec.engine.kind is not EngineKind.EXTERNAL)
 
 
-def step(trial: Trial, body: Body, at_s: float) -> Step:
+def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
     """The trial after `body`, and the orders to carry out once it is journalled. `at_s`: seconds on any one clock of the caller.
 
     A late event changes nothing. Raises InvalidTransition on an impossible one.
@@ -76,28 +76,28 @@ def step(trial: Trial, body: Body, at_s: float) -> Step:
         return trial, ()
     after, effects = _MOVES[trial.phase][type(body)](trial, body, at_s)
     awaited = next((effect for effect in reversed(effects) if not isinstance(effect, AbortLoad)), after.awaited)
-    recent = (*trial.recent, Recent(at_s, type(body).__name__, after.phase))[-RECENT_KEPT:]
+    recent = (*trial.recent, RecentEvent(at_s, type(body).__name__, after.phase))[-RECENT_KEPT:]
     return replace(after, awaited=None if after.phase in TERMINAL else awaited, recent=recent), effects
 
 
-def accepts(trial: Trial, body: Body) -> bool:
+def accepts(trial: AgentTrial, body: Body) -> bool:
     """False for a late or repeated event, which is to be dropped and not journalled. Raises InvalidTransition on an impossible one."""
-    if type(body) in LATE[trial.phase]:
+    if type(body) in LATE_EVENTS[trial.phase]:
         return False
     if type(body) not in _MOVES[trial.phase]:
         raise InvalidTransition(trial, body)
-    fit = FITS.get(type(body), always)(trial, body)
+    fit = EVENT_GUARDS.get(type(body), accept_always)(trial, body)
     if fit is None:
         raise InvalidTransition(trial, body)
     return fit
 
 
-def replay(events: Iterable[Event]) -> Trial:
+def replay(events: Iterable[Event]) -> AgentTrial:
     """The trial that its journalled events made, oldest first; kinds that this version does not know are passed over.
 
     Raises Bug when they do not begin with TrialAccepted.
     """
-    trial: Trial | None = None
+    trial: AgentTrial | None = None
     for event in events:
         if isinstance(event.body, TrialAccepted) and trial is None:
             trial = new_trial(event.body.spec)
@@ -113,60 +113,60 @@ def replay(events: Iterable[Event]) -> Trial:
 # The moves: each is called only with an event that fits.
 
 
-def _accept(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_accepted(trial: AgentTrial, body: Body, at_s: float) -> Step:
     launching = replace(trial, phase=Phase.LAUNCHING)
     if trial.spec.engine.kind is EngineKind.EXTERNAL:
         return launching, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
     return launching, (LaunchServer(trial.witnessing),)
 
 
-def _launching(trial: Trial, body: Body, at_s: float) -> Step:
-    return replace(trial, server=Server.LAUNCHING, progress=Progress()), ()
+def _on_launching(trial: AgentTrial, body: Body, at_s: float) -> Step:
+    return replace(trial, server=ServerState.LAUNCHING, progress=LaunchProgress()), ()
 
 
-def _launched(trial: Trial, body: Body, at_s: float) -> Step:
-    started = replace(trial, server=Server.STARTING)
-    if trial.wanted is Wanted.STOP:  # cancelled while the process came to be
+def _on_launched(trial: AgentTrial, body: Body, at_s: float) -> Step:
+    started = replace(trial, server=ServerState.STARTING)
+    if trial.wanted is WantedState.STOP:  # cancelled while the process came to be
         return _stop(started)
     return started, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
 
 
-def _progressed(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_progressed(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, ServerProgressed)
-    return replace(trial, progress=Progress(body.phase, body.done, body.total)), ()
+    return replace(trial, progress=LaunchProgress(body.phase, body.done, body.total)), ()
 
 
-def _ready(trial: Trial, body: Body, at_s: float) -> Step:
-    return replace(trial, server=Server.READY if _has_server(trial) else trial.server), (ProveConfiguration(),)
+def _on_ready(trial: AgentTrial, body: Body, at_s: float) -> Step:
+    return replace(trial, server=ServerState.READY if _has_server(trial) else trial.server), (ProveConfiguration(),)
 
 
-def _proved(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, ConfigurationProved)
     gates = [gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL]
     if gates:
         return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gates[0].code, "; ".join(gate.message for gate in gates)))
     if trial.witnessing:
-        return replace(trial, server=Server.STOPPING), (StopServer(),)
+        return replace(trial, server=ServerState.STOPPING), (StopServer(),)
     if trial.spec.engine.gang.is_member:
         return replace(trial, phase=Phase.MEASURING), (HoldServer(at_s + (trial.spec.engine.gang.hold_limit_s or HOLD_LIMIT_S)),)
-    return _next_workload(replace(trial, phase=Phase.WARMING), Position())
+    return _next_workload(replace(trial, phase=Phase.WARMING), MeasurePosition())
 
 
-def _witness_stopped(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
     """The witness has done its part: the measured server is launched, unless something of the witness would disturb it."""
     assert isinstance(body, ServerStopped)
     if body.left_over:
-        return _stopped(trial, body, at_s)
-    return replace(trial, server=Server.ABSENT, witnessing=False), (LaunchServer(),)
+        return _on_server_stopped(trial, body, at_s)
+    return replace(trial, server=ServerState.ABSENT, witnessing=False), (LaunchServer(),)
 
 
-def _warmed(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_warmed_up(trial: AgentTrial, body: Body, at_s: float) -> Step:
     return replace(trial, phase=Phase.MEASURING), (_next_run(trial),)
 
 
-def _measured(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_run_finished(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, RunFinished)
-    position = _counted(trial.position, body)
+    position = _count_run(trial.position, body)
     after = replace(trial, position=position)
     if gate := next((gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None):
         return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
@@ -174,39 +174,39 @@ def _measured(trial: Trial, body: Body, at_s: float) -> Step:
     if decision is Decision.MORE:
         return after, (_next_run(after),)
     if decision is Decision.ENOUGH:
-        return _next_workload(after, Position(position.workload + 1))
+        return _next_workload(after, MeasurePosition(position.workload + 1))
     code, why = next(((gate.code, gate.message) for gate in body.run.gates if gate.effect >= GateEffect.VOID_RUN), ("no_rate", ""))
     message = f"{VOID_IN_ROW_MAX} void runs in a row, the last by {code}: {why}"
     return _collect(_fail(after, ErrorKind.GATE_VOIDED, code, message))
 
 
-def _load_failed(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_load_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, LoadFailed)
     return _collect(_fail(trial, ErrorKind.LOAD_FAILED, "load_failed", body.message))
 
 
-def _server_failed(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
     """The death of the server explains more than what followed from it, so it replaces an ending decided before."""
     assert isinstance(body, ServerFailed)
-    server = Server.ABSENT if trial.server in (Server.ABSENT, Server.LAUNCHING) else trial.server
+    server = ServerState.ABSENT if trial.server in (ServerState.ABSENT, ServerState.LAUNCHING) else trial.server
     failed = _fail(trial, body.kind or ErrorKind.SERVER_EXITED, body.failure_class or "unknown", body.message)
     failed = replace(failed, server=server, server_failed=True)
     if trial.phase is Phase.COLLECTING:
         return failed, ()
-    if trial.wanted is Wanted.STOP:  # cancelled while it was launched, and it never came to be
+    if trial.wanted is WantedState.STOP:  # cancelled while it was launched, and it never came to be
         return _stop(replace(failed, ending=trial.ending))
     return _collect(failed, _abort(trial))
 
 
-def _cancel(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, CancelRequested)
     if isinstance(trial.awaited, HoldServer):  # all that was asked of it is done
-        return _collect(replace(trial, wanted=Wanted.STOP, ending=CloseTrial(Outcome.OK)))
-    message = _where(trial, body.reason or "cancelled")
+        return _collect(replace(trial, wanted=WantedState.STOP, ending=CloseTrial(Outcome.OK)))
+    message = _with_place(trial, body.reason or "cancelled")
     ending = CloseTrial(Outcome.CANCELLED, message=message)
     if trial.ending and trial.ending.outcome is Outcome.FAILED:
         ending = trial.ending
-    stopped = replace(trial, wanted=Wanted.STOP, ending=ending)
+    stopped = replace(trial, wanted=WantedState.STOP, ending=ending)
     if isinstance(trial.awaited, LaunchServer | CollectEvidence):  # both end soon, and a half-launched server could be lost
         return stopped, ()
     if isinstance(trial.awaited, StopServer):  # of the witness: it is under way
@@ -214,20 +214,20 @@ def _cancel(trial: Trial, body: Body, at_s: float) -> Step:
     return _stop(stopped, _abort(trial))
 
 
-def _restarted(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
     """The loads and waits of the agent before are gone. What was decided stays; what was not has failed."""
     assert isinstance(body, AgentRestarted)
     ended = trial if trial.ending else _fail(trial, ErrorKind.AGENT_RESTARTED, "agent_restarted", body.message or "the agent restarted")
-    return _stop(replace(ended, wanted=Wanted.STOP))
+    return _stop(replace(ended, wanted=WantedState.STOP))
 
 
-def _collected(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_evidence_collected(trial: AgentTrial, body: Body, at_s: float) -> Step:
     return _stop(trial)
 
 
-def _stopped(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_server_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, ServerStopped)
-    gone = replace(trial, server=Server.GONE)
+    gone = replace(trial, server=ServerState.GONE)
     if body.left_over:
         before = f"; before that: {trial.ending.message}" if trial.ending and trial.ending.message else ""
         message = f"the server left behind: {', '.join(body.left_over)}{before}"
@@ -235,7 +235,7 @@ def _stopped(trial: Trial, body: Body, at_s: float) -> Step:
     return _close(gone)
 
 
-def _over(trial: Trial, body: Body, at_s: float) -> Step:
+def _on_trial_over(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, TrialOver)
     ending = CloseTrial(body.outcome, body.kind, body.failure_class, body.message)
     return replace(trial, phase=Phase.OVER, ending=ending), ()
@@ -244,69 +244,69 @@ def _over(trial: Trial, body: Body, at_s: float) -> Step:
 # Parts of moves.
 
 
-def _has_server(trial: Trial) -> bool:
-    return trial.server not in (Server.ABSENT, Server.GONE)
+def _has_server(trial: AgentTrial) -> bool:
+    return trial.server not in (ServerState.ABSENT, ServerState.GONE)
 
 
-def _abort(trial: Trial) -> tuple[Effect, ...]:
+def _abort(trial: AgentTrial) -> tuple[Effect, ...]:
     return (AbortLoad(),) if isinstance(trial.awaited, WarmUp | MeasureRun) else ()
 
 
-def _next_run(trial: Trial) -> MeasureRun:
+def _next_run(trial: AgentTrial) -> MeasureRun:
     """The next run of the workload at hand; of a search the one of the next load."""
     position, workload = trial.position, trial.spec.workloads[trial.position.workload]
     if workload.search.of:
-        workload = workload.at(next_load(workload.search, position.told).load)
-    return MeasureRun(workload, position.runs + 1, position.told)
+        workload = workload.at_load(next_load(workload.search, position.search_runs).load)
+    return MeasureRun(workload, position.runs + 1, position.search_runs)
 
 
-def _decide(trial: Trial) -> Decision:
+def _decide(trial: AgentTrial) -> Decision:
     """What follows on the runs of the workload at hand."""
     position, search = trial.position, trial.spec.workloads[trial.position.workload].search
     if not search.of:
         return decide(position.values, position.void_in_row, trial.spec.measure, position.warm_up)
-    ended = next_load(search, position.told).ended
+    ended = next_load(search, position.search_runs).ended
     return Decision.GIVE_UP if ended == VOID_RUNS else Decision.ENOUGH if ended else Decision.MORE
 
 
-def _counted(position: Position, body: RunFinished) -> Position:
+def _count_run(position: MeasurePosition, body: RunFinished) -> MeasurePosition:
     """A run without a usable rate counts as void: it never becomes a number."""
     if body.run.searched.load:
-        return replace(position, runs=position.runs + 1, told=(*position.told, told_by(body.run)))
+        return replace(position, runs=position.runs + 1, search_runs=(*position.search_runs, to_search_run(body.run)))
     rate = rate_of(body.run)
     if rate is None:
         return replace(position, runs=position.runs + 1, void_in_row=position.void_in_row + 1)
     return replace(position, runs=position.runs + 1, values=(*position.values, rate), void_in_row=0, warm_up=body.run.warm_up_runs)
 
 
-def _next_workload(trial: Trial, position: Position) -> Step:
+def _next_workload(trial: AgentTrial, position: MeasurePosition) -> Step:
     after = replace(trial, position=position)
     if position.workload < len(trial.spec.workloads):
         workload = trial.spec.workloads[position.workload]
-        return after, (WarmUp(workload.at(workload.search.least) if workload.search.of else workload),)
+        return after, (WarmUp(workload.at_load(workload.search.least) if workload.search.of else workload),)
     return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
 
 
-def _collect(trial: Trial, first: tuple[Effect, ...] = ()) -> Step:
+def _collect(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
     return replace(trial, phase=Phase.COLLECTING), (*first, CollectEvidence())
 
 
-def _stop(trial: Trial, first: tuple[Effect, ...] = ()) -> Step:
+def _stop(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
     if not _has_server(trial):
         return _close(trial, first)
-    return replace(trial, phase=Phase.STOPPING, server=Server.STOPPING), (*first, StopServer())
+    return replace(trial, phase=Phase.STOPPING, server=ServerState.STOPPING), (*first, StopServer())
 
 
-def _close(trial: Trial, first: tuple[Effect, ...] = ()) -> Step:
+def _close(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
     assert trial.ending is not None
     return replace(trial, phase=Phase.STOPPING), (*first, trial.ending)
 
 
-def _fail(trial: Trial, kind: ErrorKind, failure_class: str, message: str) -> Trial:
-    return replace(trial, ending=CloseTrial(Outcome.FAILED, kind, failure_class, _where(trial, message)))
+def _fail(trial: AgentTrial, kind: ErrorKind, failure_class: str, message: str) -> AgentTrial:
+    return replace(trial, ending=CloseTrial(Outcome.FAILED, kind, failure_class, _with_place(trial, message)))
 
 
-def _where(trial: Trial, message: str) -> str:
+def _with_place(trial: AgentTrial, message: str) -> str:
     """The message with its place in front: phase, workload, run."""
     place = f"{trial.phase.name.lower()}{' the witness' if trial.witnessing and trial.phase is Phase.LAUNCHING else ''}"
     if isinstance(trial.awaited, WarmUp):
@@ -316,19 +316,19 @@ def _where(trial: Trial, message: str) -> str:
     return f"{place}: {message}"
 
 
-Move = Callable[[Trial, Body, float], Step]
+Move = Callable[[AgentTrial, Body, float], Step]
 
-_ANY_TIME: Mapping[type, Move] = {ServerFailed: _server_failed, CancelRequested: _cancel, AgentRestarted: _restarted}
+_ANY_TIME: Mapping[type, Move] = {ServerFailed: _on_server_failed, CancelRequested: _on_cancel_requested, AgentRestarted: _on_agent_restarted}
 
 _MOVES: Mapping[Phase, Mapping[type, Move]] = {
-    Phase.QUEUED: {TrialAccepted: _accept, CancelRequested: _cancel, AgentRestarted: _restarted},
+    Phase.QUEUED: {TrialAccepted: _on_accepted, CancelRequested: _on_cancel_requested, AgentRestarted: _on_agent_restarted},
     Phase.LAUNCHING: {
-        ServerLaunching: _launching, ServerLaunched: _launched, ServerProgressed: _progressed, ServerReady: _ready,
-        ConfigurationProved: _proved, ServerStopped: _witness_stopped, **_ANY_TIME,
+        ServerLaunching: _on_launching, ServerLaunched: _on_launched, ServerProgressed: _on_progressed, ServerReady: _on_ready,
+        ConfigurationProved: _on_proved, ServerStopped: _on_witness_stopped, **_ANY_TIME,
     },
-    Phase.WARMING: {WarmedUp: _warmed, LoadFailed: _load_failed, **_ANY_TIME},
-    Phase.MEASURING: {WarmedUp: _warmed, RunFinished: _measured, LoadFailed: _load_failed, **_ANY_TIME},
-    Phase.COLLECTING: {EvidenceCollected: _collected, **_ANY_TIME},
-    Phase.STOPPING: {ServerStopped: _stopped, TrialOver: _over, AgentRestarted: _restarted},
+    Phase.WARMING: {WarmedUp: _on_warmed_up, LoadFailed: _on_load_failed, **_ANY_TIME},
+    Phase.MEASURING: {WarmedUp: _on_warmed_up, RunFinished: _on_run_finished, LoadFailed: _on_load_failed, **_ANY_TIME},
+    Phase.COLLECTING: {EvidenceCollected: _on_evidence_collected, **_ANY_TIME},
+    Phase.STOPPING: {ServerStopped: _on_server_stopped, TrialOver: _on_trial_over, AgentRestarted: _on_agent_restarted},
     Phase.OVER: {},
 }  # fmt: skip

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fleet_agent.host import sysfs
 from fleet_agent.host.gpus import Gpus
-from fleet_knowledge.host.gpu import stable, volatile
-from fleet_knowledge.host.gpu_comparison import slowest
+from fleet_knowledge.host.gpu import stable_facts, volatile_facts
+from fleet_knowledge.host.gpu_comparison import least_values
 from fleet_knowledge.host.topology import read_topology
 
 
@@ -40,12 +40,12 @@ class Fingerprint:
 def read_fingerprint(gpus: Gpus, topology_text: str = "", root: Path = Path("/")) -> Fingerprint:
     """Of this host, now. Blocking: files of the kernel and NVML."""
     reading = gpus.read()
-    facts = sysfs.kernel_facts(root) | {"python": platform.python_version()} | stable(reading.gpus) | _topology(topology_text)
+    facts = sysfs.kernel_facts(root) | {"python": platform.python_version()} | stable_facts(reading.gpus) | _topology(topology_text)
     if reading.gpus:
-        facts |= {"gpus": str(len(reading.gpus))} | {f"least_{name}": str(value) for name, value in slowest(reading.gpus).items()}
+        facts |= {"gpus": str(len(reading.gpus))} | {f"least_{name}": str(value) for name, value in least_values(reading.gpus).items()}
     if reading.fault:
         facts["gpu_fault"] = reading.fault
-    return Fingerprint(facts, volatile(reading.gpus) | _load(root))
+    return Fingerprint(facts, volatile_facts(reading.gpus) | _load_average(root))
 
 
 def _topology(text: str) -> dict[str, str]:
@@ -55,6 +55,6 @@ def _topology(text: str) -> dict[str, str]:
     return {"topology": found.kind, "topology_digest": found.digest, "topology_numa": " ".join(map(str, found.numa.values()))}
 
 
-def _load(root: Path) -> dict[str, str]:
-    average = sysfs.text(root / "proc/loadavg").split(" ")[0]
+def _load_average(root: Path) -> dict[str, str]:
+    average = sysfs.read_text(root / "proc/loadavg").split(" ")[0]
     return {"load_average": average} if average else {}

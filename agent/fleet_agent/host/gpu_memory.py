@@ -8,56 +8,56 @@ import pwd
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet_agent.host.gpus import Gpus, Reading
+from fleet_agent.host.gpus import GpuReading, Gpus
 from fleet_agent.host.processes import read_stat
 from fleet_knowledge.host.gpu import GpuProcess
-from fleet_knowledge.host.gpu_processes import Holder
+from fleet_knowledge.host.gpu_processes import GpuMemoryHolder
 
 TOLERANCE_MIB = 512  # what a driver keeps for itself after a context differs by this much
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class UnreleasedMemory:
     """A GPU whose memory did not come back: `mib` more than before the launch, and the processes that are listed on it."""
 
     gpu: int
     mib: int
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[GpuMemoryHolder, ...] = ()
 
     def __str__(self) -> str:
         by = ", ".join(map(str, self.holders)) or "no process that is listed (another container, or a driver that has not cleaned up)"
         return f"GPU{self.gpu} still holds {self.mib / 1024:.1f} GiB more than before the launch: {by}"
 
 
-def holder(process: GpuProcess) -> Holder:
+def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
     """Whose a process on a GPU is, by what this host tells of it."""
     stat = read_stat(process.pid)
     if stat is None or not process.visible:
-        return Holder(process, "unseen" if not process.visible else "unknown")
-    return Holder(process, "orphan" if stat.parent == 1 and _is_server(process.name) else "foreign", _owner(process.pid))
+        return GpuMemoryHolder(process, "unseen" if not process.visible else "unknown")
+    return GpuMemoryHolder(process, "orphan" if stat.parent == 1 and _is_server(process.name) else "foreign", _owner_name(process.pid))
 
 
-def used(reading: Reading, indices: Sequence[int]) -> dict[int, int]:
+def used_mib_by_gpu(reading: GpuReading, indices: Sequence[int]) -> dict[int, int]:
     """GPU → MiB that are in use; a GPU that does not tell is left out."""
-    return {gpu.index: gpu.memory_used_mib for gpu in reading.of(tuple(indices)) if gpu.memory_used_mib is not None}
+    return {gpu.index: gpu.memory_used_mib for gpu in reading.select(tuple(indices)) if gpu.memory_used_mib is not None}
 
 
-def held(reading: Reading, baseline: Mapping[int, int], tolerance_mib: int = TOLERANCE_MIB) -> tuple[Held, ...]:
+def find_unreleased(reading: GpuReading, baseline: Mapping[int, int], tolerance_mib: int = TOLERANCE_MIB) -> tuple[UnreleasedMemory, ...]:
     """GPUs that use more than at their baseline."""
-    now = used(reading, tuple(baseline))
+    now = used_mib_by_gpu(reading, tuple(baseline))
     over = {gpu: now[gpu] - before for gpu, before in baseline.items() if gpu in now and now[gpu] > before + tolerance_mib}
-    return tuple(Held(gpu, mib, tuple(holder(process) for process in reading.processes if process.gpu == gpu)) for gpu, mib in over.items())
+    return tuple(UnreleasedMemory(gpu, mib, tuple(classify_holder(process) for process in reading.processes if process.gpu == gpu)) for gpu, mib in over.items())
 
 
-async def until_back(gpus: Gpus, baseline: Mapping[int, int], limit_s: float) -> tuple[Held, ...]:
+async def wait_until_released(gpus: Gpus, baseline: Mapping[int, int], limit_s: float) -> tuple[UnreleasedMemory, ...]:
     """Wait until every GPU is back at its baseline, at most `limit_s`; what is held then, nothing when all is back.
 
     The kernel frees a dead process's memory a moment after it is gone, and tells nobody.
     """
     loop = asyncio.get_running_loop()
     deadline_s, pause_s = loop.time() + limit_s, _FIRST_LOOK_S
-    while left := held(await asyncio.to_thread(gpus.read), baseline):
+    while left := find_unreleased(await asyncio.to_thread(gpus.read), baseline):
         if loop.time() + pause_s > deadline_s:
             return left
         await asyncio.sleep(pause_s)
@@ -69,7 +69,7 @@ def _is_server(name: str) -> bool:
     return "sglang" in name or "launch_server" in name or "scheduler" in name
 
 
-def _owner(pid: int) -> str:
+def _owner_name(pid: int) -> str:
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:

@@ -13,7 +13,7 @@ from fleet_protos.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """All GPUs at one moment. `fault`: what the driver answered instead, empty when it answered or is not installed."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -21,7 +21,7 @@ class Reading:
     fault: str = ""
     failure_class: str = ""
 
-    def of(self, indices: tuple[int, ...]) -> tuple[Gpu, ...]:
+    def select(self, indices: tuple[int, ...]) -> tuple[Gpu, ...]:
         """The GPUs with these indices, as far as they are there."""
         return tuple(gpu for gpu in self.gpus if gpu.index in indices)
 
@@ -31,7 +31,7 @@ class Gpus(Protocol):
 
     is_recorded: bool  # its GPUs stand for those that a simulated server claims, too
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         """Everything that is known now. Never raises: what cannot be had is absent, and a broken driver is a `fault`."""
         ...
 
@@ -51,7 +51,7 @@ class RecordedGpus:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         """What the file holds now. Raises ConfigError when it is not such a file."""
         document = self._document()
         try:
@@ -59,7 +59,7 @@ class RecordedGpus:
             processes = tuple(GpuProcess(**facts) for facts in document.get("processes", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{self._path} is no recording of GPUs: {error}", "see docs/host.md for its form") from error
-        return Reading(gpus, processes, str(document.get("fault", "")), str(document.get("failure_class", "")))
+        return GpuReading(gpus, processes, str(document.get("fault", "")), str(document.get("failure_class", "")))
 
     def topology_text(self) -> str:
         """The table in the file."""

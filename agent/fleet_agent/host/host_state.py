@@ -10,46 +10,51 @@ from pathlib import Path
 from fleet_agent.host import sysfs
 from fleet_agent.host.clock import ClockWatch
 from fleet_agent.host.fingerprint import read_fingerprint
-from fleet_agent.host.gpu_memory import Held, held, until_back, used
-from fleet_agent.host.gpus import Gpus, Reading
+from fleet_agent.host.gpu_memory import (
+    UnreleasedMemory,
+    find_unreleased,
+    used_mib_by_gpu,
+    wait_until_released,
+)
+from fleet_agent.host.gpus import GpuReading, Gpus
 from fleet_agent.host.nvml import NvmlGpus
 from fleet_protos.trial_types import EngineKind
 
 log = logging.getLogger(__name__)
 
-BACK_LIMIT_S = 30.0
-_LOOK_AGAIN_S = 2.0
+MEMORY_BACK_LIMIT_S = 30.0
+_QUARANTINE_CHECK_S = 2.0
 
 
-class HostView:
+class HostState:
     """This host. Touched only on the agent's loop; what blocks is done in threads."""
 
-    def __init__(self, gpus: Gpus | None = None, state: Path = Path(), back_limit_s: float = BACK_LIMIT_S) -> None:
+    def __init__(self, gpus: Gpus | None = None, state: Path = Path(), memory_back_limit_s: float = MEMORY_BACK_LIMIT_S) -> None:
         self.gpus = gpus or NvmlGpus()
         self.state = state
         self.clock = ClockWatch()
-        self._back_limit_s = back_limit_s
+        self._back_limit_s = memory_back_limit_s
         self._topology_text: str | None = None
-        self._aside: dict[int, tuple[int, str]] = {}  # GPU → (MiB at its baseline, reason)
+        self._quarantined: dict[int, tuple[int, str]] = {}  # GPU → (MiB at its baseline, reason)
         self._changed = asyncio.Event()
-        self.given_back = asyncio.Event()  # a GPU that was set aside is free again
+        self.gpu_released = asyncio.Event()  # a GPU that was set aside is free again
 
     @property
-    def aside(self) -> Mapping[int, str]:
+    def quarantined(self) -> Mapping[int, str]:
         """GPUs that get no trial, each with the reason."""
-        return {gpu: reason for gpu, (_, reason) in self._aside.items()}
+        return {gpu: reason for gpu, (_, reason) in self._quarantined.items()}
 
     def uses_gpus(self, kind: EngineKind) -> bool:
         """Whether an engine's GPUs are those that are read here; those of a simulated one are only when they are recorded."""
         return kind is EngineKind.SGLANG or (kind is EngineKind.SIMULATED and self.gpus.is_recorded)
 
-    async def read(self) -> Reading:
+    async def read_gpus(self) -> GpuReading:
         """All GPUs now."""
         return await asyncio.to_thread(self.gpus.read)
 
     async def gpu_count(self) -> int:
         """GPUs that trials may use; those that the kernel driver shows when NVML does not answer."""
-        return len((await self.read()).gpus) or (0 if self.gpus.is_recorded else await asyncio.to_thread(sysfs.driver_gpus))
+        return len((await self.read_gpus()).gpus) or (0 if self.gpus.is_recorded else await asyncio.to_thread(sysfs.driver_gpus))
 
     async def fingerprint(self) -> dict[str, str]:
         """The host's identity, its stable facts and, as `now.…`, its volatile ones. The topology is read once: wires do not move."""
@@ -57,48 +62,48 @@ class HostView:
             self._topology_text = await asyncio.to_thread(self.gpus.topology_text)
         return (await asyncio.to_thread(read_fingerprint, self.gpus, self._topology_text)).facts()
 
-    async def baseline(self, kind: EngineKind, gpus: tuple[int, ...]) -> dict[int, int]:
+    async def memory_baseline(self, kind: EngineKind, gpus: tuple[int, ...]) -> dict[int, int]:
         """MiB in use on each GPU of a launch that is about to be; empty for an engine without GPUs of this host."""
-        return used(await self.read(), gpus) if gpus and self.uses_gpus(kind) else {}
+        return used_mib_by_gpu(await self.read_gpus(), gpus) if gpus and self.uses_gpus(kind) else {}
 
-    async def settle(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
+    async def wait_memory_back(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
         """After a stop: wait for the memory to be back. What is not is set aside, and told one line a GPU."""
-        left = await until_back(self.gpus, baseline, self._back_limit_s) if baseline else ()
+        left = await wait_until_released(self.gpus, baseline, self._back_limit_s) if baseline else ()
         for entry in left:
-            self._set_aside(entry, baseline[entry.gpu])
+            self._quarantine(entry, baseline[entry.gpu])
         return tuple(map(str, left))
 
-    async def watch_aside(self, stopping: asyncio.Event) -> None:
+    async def watch_quarantined(self, stopping: asyncio.Event) -> None:
         """Give back each GPU that was set aside once its memory is back, until `stopping`."""
         while not stopping.is_set():
-            if not self._aside:
-                await _first(self._changed, stopping)
+            if not self._quarantined:
+                await _wait_first(self._changed, stopping)
                 self._changed.clear()
                 continue
-            await self.look_again()
-            await _first(stopping, limit_s=_LOOK_AGAIN_S)
+            await self.release_recovered()
+            await _wait_first(stopping, limit_s=_QUARANTINE_CHECK_S)
 
-    async def look_again(self) -> None:
+    async def release_recovered(self) -> None:
         """Give back what is free now; a GPU that does not tell stays aside."""
-        before = {gpu: mib for gpu, (mib, _) in self._aside.items()}
-        reading = await self.read()
-        known = used(reading, tuple(before))
-        still = {entry.gpu for entry in held(reading, before)}
+        before = {gpu: mib for gpu, (mib, _) in self._quarantined.items()}
+        reading = await self.read_gpus()
+        known = used_mib_by_gpu(reading, tuple(before))
+        still = {entry.gpu for entry in find_unreleased(reading, before)}
         for gpu in [gpu for gpu in before if gpu in known and gpu not in still]:
             log.info("GPU%d is free again", gpu)
-            del self._aside[gpu]
-            self.given_back.set()
+            del self._quarantined[gpu]
+            self.gpu_released.set()
 
     # Inside
 
-    def _set_aside(self, entry: Held, baseline_mib: int) -> None:
+    def _quarantine(self, entry: UnreleasedMemory, baseline_mib: int) -> None:
         log.error("set aside: %s", entry)
-        self._aside[entry.gpu] = (baseline_mib, str(entry))
-        self.given_back.clear()
+        self._quarantined[entry.gpu] = (baseline_mib, str(entry))
+        self.gpu_released.clear()
         self._changed.set()
 
 
-async def _first(*events: asyncio.Event, limit_s: float | None = None) -> None:
+async def _wait_first(*events: asyncio.Event, limit_s: float | None = None) -> None:
     """Returns when one of the events is set, or after `limit_s`."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:

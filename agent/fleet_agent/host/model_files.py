@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_LFS = b"version https://git-lfs"
+_LFS_POINTER = b"version https://git-lfs"
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
-_NAMED = 3
+_MAX_NAMED = 3
 
 
-def missing_of(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
+def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
     """What a model at this path lacks, in words; empty when nothing is known to be missing. A dummy model needs no weights."""
     if not path.exists():
         return f"{path} is not on this host"
@@ -38,13 +38,13 @@ def _missing_weights(path: Path) -> str:
     named = sorted({name for index in indexes for name in _shards(index)})
     if named:
         lacking = [name for name in named if not _is_whole(path / name)]
-        more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-        return f"{path} lacks {len(lacking)} of {len(named)} weight files: {', '.join(lacking[:_NAMED])}{more}" if lacking else ""
+        more = f" and {len(lacking) - _MAX_NAMED} more" if len(lacking) > _MAX_NAMED else ""
+        return f"{path} lacks {len(lacking)} of {len(named)} weight files: {', '.join(lacking[:_MAX_NAMED])}{more}" if lacking else ""
     found = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
     if not found:
         return f"{path} holds no weights (safetensors, bin, pt, gguf)"
     broken = [file.name for file in found if not _is_whole(file)]
-    return f"{path}: {', '.join(broken[:_NAMED])} cannot be read or is only a Git LFS pointer" if broken else ""
+    return f"{path}: {', '.join(broken[:_MAX_NAMED])} cannot be read or is only a Git LFS pointer" if broken else ""
 
 
 def _shards(index: Path) -> Iterator[str]:
@@ -60,9 +60,9 @@ def _is_whole(file: Path) -> bool:
     """It is there, readable, not empty, no pointer, and as long as its own head says."""
     try:
         with file.open("rb") as opened:
-            head = opened.read(max(8, len(_LFS)))
+            head = opened.read(max(8, len(_LFS_POINTER)))
             size = os.fstat(opened.fileno()).st_size
-            if not size or head.startswith(_LFS):
+            if not size or head.startswith(_LFS_POINTER):
                 return False
             return file.suffix != ".safetensors" or _is_long_enough(head, size, opened.fileno())
     except OSError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_agent.host import sysfs
-from fleet_agent.host.gpus import Reading
+from fleet_agent.host.gpus import GpuReading
 from fleet_knowledge.host.gpu import Gpu, GpuProcess, gpu_from
 
 _MIB = 1 << 20
@@ -96,19 +96,19 @@ class NvmlGpus:
         self._nvml = nvml
         self._root = root
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         """All GPUs; no GPU and no fault without a driver."""
-        nvml = self._nvml or _pynvml()
+        nvml = self._nvml or _import_pynvml()
         if nvml is None:
-            return Reading()
+            return GpuReading()
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            return _refused(error)
+            return _fault_reading(error)
         try:
             return self._read(nvml)
         except nvml.NVMLError as error:
-            return _refused(error)
+            return _fault_reading(error)
         finally:
             nvml.nvmlShutdown()
 
@@ -123,7 +123,7 @@ class NvmlGpus:
             return ""
         return done.stdout if done.returncode == 0 else ""
 
-    def _read(self, nvml: Any) -> Reading:
+    def _read(self, nvml: Any) -> GpuReading:
         driver = _text(nvml.nvmlSystemGetDriverVersion())
         gpus, processes = [], []
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -134,7 +134,7 @@ class NvmlGpus:
                 continue
             gpus.append(self._gpu(nvml, handle, index, driver))
             processes += _processes(nvml, handle, index, self._root)
-        return Reading(tuple(gpus), tuple(processes))
+        return GpuReading(tuple(gpus), tuple(processes))
 
     def _gpu(self, nvml: Any, handle: Any, index: int, driver: str) -> Gpu:
         facts: dict[str, Any] = {"index": index, "driver": driver}
@@ -148,16 +148,16 @@ class NvmlGpus:
         return replace(gpu, numa=sysfs.numa_node(gpu.bus_id, self._root)) if gpu.bus_id else gpu
 
 
-def _pynvml() -> Any:
+def _import_pynvml() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError:
         return None
 
 
-def _refused(error: Exception) -> Reading:
+def _fault_reading(error: Exception) -> GpuReading:
     name = type(error).__name__
-    return Reading() if name in _ABSENT else Reading(fault=f"NVML: {error}", failure_class=_CLASSES.get(name, "no_gpu"))
+    return GpuReading() if name in _ABSENT else GpuReading(fault=f"NVML: {error}", failure_class=_CLASSES.get(name, "no_gpu"))
 
 
 def _processes(nvml: Any, handle: Any, index: int, root: Path) -> list[GpuProcess]:

@@ -12,22 +12,22 @@ _PROC = Path("/proc")
 _LISTEN = "0A"
 
 
-def stranger_at(port: int, ours: Iterable[ProcessStat]) -> str:
+def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
     """Who listens at `port` when it is none of `ours`; empty when one of them does, when nobody does, or when that cannot be seen."""
-    sockets = frozenset(_listening(port))
+    sockets = frozenset(_listening_sockets(port))
     ours = tuple(ours)
     if not sockets or not ours:
         return ""
     for process in ours:
-        held = _sockets_of(process.pid)
+        held = _open_files(process.pid)
         if held is None or held & sockets:
             return ""
     own = {process.pid for process in ours}
-    others = (process for process in all_processes().values() if process.pid not in own and (_sockets_of(process.pid) or set()) & sockets)
+    others = (process for process in all_processes().values() if process.pid not in own and (_open_files(process.pid) or set()) & sockets)
     return next((f"pid {process.pid} ({process.name})" for process in others), "a process of another user")
 
 
-def _listening(port: int) -> Iterator[str]:
+def _listening_sockets(port: int) -> Iterator[str]:
     """The sockets that listen at the port, by inode; see proc_net_tcp."""
     for table in ("net/tcp", "net/tcp6"):
         try:
@@ -39,7 +39,7 @@ def _listening(port: int) -> Iterator[str]:
                 yield f"socket:[{fields[9]}]"
 
 
-def _sockets_of(pid: int) -> set[str] | None:
+def _open_files(pid: int) -> set[str] | None:
     """What the process has open; None when that may not be seen. One that has just ended has nothing open."""
     folder = _PROC / str(pid) / "fd"
     found = set()

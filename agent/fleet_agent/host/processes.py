@@ -16,7 +16,7 @@ from pathlib import Path
 TOKEN_VARIABLE = "BENCHFLEET_LAUNCH"
 
 _PROC = Path("/proc")
-_DEAD = frozenset("ZXx")  # a zombie holds nothing: it only waits for its parent
+_DEAD_STATES = frozenset("ZXx")  # a zombie holds nothing: it only waits for its parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class ProcessStat:
     start_ticks: int
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False for a zombie."""
-        return self.state not in _DEAD
+        return self.state not in _DEAD_STATES
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.name}) in state {self.state}, session {self.session}"
@@ -94,7 +94,7 @@ def all_processes() -> dict[int, ProcessStat]:
 
 def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
     """The living processes whose session has this id, whoever's it is."""
-    return tuple(process for process in all_processes().values() if process.session == session_id and process.alive)
+    return tuple(process for process in all_processes().values() if process.session == session_id and process.is_alive)
 
 
 def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
@@ -107,10 +107,10 @@ def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> t
     later = (process for process in seen.values() if process.start_ticks >= session.start_ticks)
     marked = {process.pid for process in later if _is_marked(process, session.token, log)}
     marked |= {process.pid for process in known if process.pid in seen and seen[process.pid].start_ticks == process.start_ticks}
-    return tuple(seen[pid] for pid in sorted(_belonging(seen, marked, session)) if seen[pid].alive)
+    return tuple(seen[pid] for pid in sorted(_server_pids(seen, marked, session)) if seen[pid].is_alive)
 
 
-def doubtful_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
+def unproven_members(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
     """Own living processes in the recorded session that cannot be shown to be the server's: its leader is gone, and none bears a mark."""
     inside = processes_of_session(session.session_id)
     if not inside or read_stat(session.session_id) or _is_of_another_boot(session):
@@ -120,7 +120,7 @@ def doubtful_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> 
     return tuple(process for process in later if process.pid not in proven and _is_own(process.pid))
 
 
-def session_with_token(token: str) -> RecordedSession | None:
+def find_session_by_token(token: str) -> RecordedSession | None:
     """The server that bears this launch token, by its oldest process; None when there is none.
 
     The session of a bearer is the server's only when its leader bears the token too or is dead: a bearer proves nothing about strangers.
@@ -134,7 +134,7 @@ def session_with_token(token: str) -> RecordedSession | None:
     leader = seen.get(oldest.session)
     if leader is None:
         return RecordedSession(oldest.session, oldest.session, 0, token, boot_id=boot_id())
-    root = leader if leader.pid in bearers or not leader.alive else oldest
+    root = leader if leader.pid in bearers or not leader.is_alive else oldest
     return RecordedSession(root.pid, root.pid, root.start_ticks, token, boot_id=boot_id())
 
 
@@ -142,19 +142,19 @@ def _is_of_another_boot(session: RecordedSession) -> bool:
     return bool(session.boot_id) and session.boot_id != boot_id()
 
 
-def _belonging(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession) -> set[int]:
+def _server_pids(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession) -> set[int]:
     ours = {pid for pid in marked if pid in seen}
     leader = seen.get(session.session_id)
     same_leader = leader is not None and session.start_ticks > 0 and leader.start_ticks == session.start_ticks
     marks_inside = leader is None and any(seen[pid].session == session.session_id for pid in ours)
     if (same_leader or marks_inside) and session.session_id != os.getsid(0):
         ours |= {pid for pid, process in seen.items() if process.session == session.session_id}
-    while new := set(_followers(seen, ours)) - ours:
+    while new := set(_descendants(seen, ours)) - ours:
         ours |= new
     return ours
 
 
-def _followers(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]:
+def _descendants(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]:
     """Children of ours, and members of sessions that ours lead."""
     for pid, process in seen.items():
         leader = seen.get(process.session)
@@ -163,9 +163,9 @@ def _followers(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]
 
 
 def _is_marked(process: ProcessStat, token: str, log: str) -> bool:
-    if not process.alive or not _is_own(process.pid):
+    if not process.is_alive or not _is_own(process.pid):
         return False
-    return (bool(token) and _bears(process.pid, token)) or (bool(log) and log in _outputs(process.pid))
+    return (bool(token) and _has_token(process.pid, token)) or (bool(log) and log in _output_files(process.pid))
 
 
 def _is_own(pid: int) -> bool:
@@ -175,7 +175,7 @@ def _is_own(pid: int) -> bool:
         return False
 
 
-def _bears(pid: int, token: str) -> bool:
+def _has_token(pid: int, token: str) -> bool:
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -183,7 +183,7 @@ def _bears(pid: int, token: str) -> bool:
     return f"{TOKEN_VARIABLE}={token}".encode() in environment.split(b"\0")
 
 
-def _outputs(pid: int) -> Iterator[str]:
+def _output_files(pid: int) -> Iterator[str]:
     for descriptor in ("1", "2"):
         try:
             yield os.readlink(_PROC / str(pid) / "fd" / descriptor)

@@ -18,7 +18,7 @@ _ACS_REDIRECTS = 0x04 | 0x08 | 0x20  # request and completion redirect, egress c
 _BRIDGE = 0x0604
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The content of a small file without its ends; empty when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -26,7 +26,7 @@ def text(path: Path) -> str:
         return ""
 
 
-def device(bus_id: str, root: Path) -> Path:
+def pci_device_folder(bus_id: str, root: Path) -> Path:
     """The folder of a PCI device; NVML writes the domain with eight digits, the kernel with four."""
     domain, _, rest = bus_id.lower().partition(":")
     return root / "sys/bus/pci/devices" / f"{domain[-4:].rjust(4, '0')}:{rest}"
@@ -45,22 +45,22 @@ def driver_gpus(root: Path = Path("/")) -> int:
 
 def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
     """The NUMA node whose memory is nearest to a PCI device; None when the kernel does not know."""
-    node = text(device(bus_id, root) / "numa_node")
+    node = read_text(pci_device_folder(bus_id, root) / "numa_node")
     return int(node) if node.isdecimal() else None
 
 
 def process_name(pid: int, root: Path = Path("/")) -> str:
     """Of a visible process: its command, else its short name; empty for one in another PID namespace."""
-    words = text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
-    return words[:200] or text(root / "proc" / str(pid) / "comm")
+    words = read_text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
+    return words[:200] or read_text(root / "proc" / str(pid) / "comm")
 
 
 def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
     """What identifies a host beside its GPUs and stays while it runs."""
-    meminfo = _fields(text(root / "proc/meminfo"))
-    processors = read_lscpu(text(root / "proc/cpuinfo"))
+    meminfo = _parse_fields(read_text(root / "proc/meminfo"))
+    processors = read_lscpu(read_text(root / "proc/cpuinfo"))
     facts = {
-        "kernel": text(root / "proc/sys/kernel/osrelease") or platform.release(),
+        "kernel": read_text(root / "proc/sys/kernel/osrelease") or platform.release(),
         "machine": platform.machine(),
         "cpu_model": processors.cpu_model or "",
         "sockets": str(processors.sockets or ""),
@@ -69,8 +69,8 @@ def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
         "memory_total": meminfo.get("MemTotal", ""),
         "cpu_governor": _governors(root),
         "hugepages": meminfo.get("HugePages_Total", ""),
-        "transparent_hugepages": _chosen(text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
-        "numa_balancing": text(root / "proc/sys/kernel/numa_balancing"),
+        "transparent_hugepages": _bracketed_word(read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "numa_balancing": read_text(root / "proc/sys/kernel/numa_balancing"),
         "iommu": iommu(root),
         "acs": acs(root),
         "shm": shm_size(root),
@@ -85,7 +85,7 @@ def iommu(root: Path = Path("/")) -> str:
         return ""
     if not any(groups.iterdir()):
         return "off"
-    return "passthrough" if re.search(r"\biommu(?:\.passthrough)?=(?:pt|1)\b", text(root / "proc/cmdline")) else "on"
+    return "passthrough" if re.search(r"\biommu(?:\.passthrough)?=(?:pt|1)\b", read_text(root / "proc/cmdline")) else "on"
 
 
 def acs(root: Path = Path("/")) -> str:
@@ -114,12 +114,12 @@ def shm_bytes(root: Path = Path("/")) -> int:
     return status.f_blocks * status.f_frsize
 
 
-def _fields(table: str) -> dict[str, str]:
+def _parse_fields(table: str) -> dict[str, str]:
     pairs = (line.partition(":") for line in table.split("\n"))
     return {name.strip(): " ".join(value.split()) for name, _, value in pairs}
 
 
-def _chosen(words: str) -> str:
+def _bracketed_word(words: str) -> str:
     """`madvise` of `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", words)
     return found[1] if found else ""
@@ -127,21 +127,21 @@ def _chosen(words: str) -> str:
 
 def _governors(root: Path) -> str:
     """One word when all CPUs have the same."""
-    found = {text(path) for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    found = {read_text(path) for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")}
     return " ".join(sorted(word for word in found if word))
 
 
 def _numa_nodes(root: Path) -> str:
     """Those that own CPUs."""
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
-    count = sum(bool(text(path)) for path in nodes)
+    count = sum(bool(read_text(path)) for path in nodes)
     return str(count) if count else ""
 
 
 def _bridges(root: Path) -> list[Path]:
     folder = root / "sys/bus/pci/devices"
     devices = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in devices if text(path / "class").startswith(f"0x{_BRIDGE:04x}")]
+    return [path for path in devices if read_text(path / "class").startswith(f"0x{_BRIDGE:04x}")]
 
 
 def _acs_control(bridge: Path) -> int | None:

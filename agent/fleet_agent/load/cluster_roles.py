@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from fleet_agent.host.processes import boot_id, read_stat
-from fleet_agent.load.cluster.membership import Files, Part, Secrets
+from fleet_agent.load.cluster.membership import ClusterSecrets, Membership, MembershipFiles
 from fleet_agent.load.load_process import (
     LoadProcess,
     RecordedLoad,
@@ -28,7 +28,7 @@ from fleet_agent.load.load_process import (
     end_earlier,
     end_leftover,
     log_tail,
-    opened,
+    open_log,
     write_record,
 )
 from fleet_agent.load.workers.ray_temporary import temporary_folder
@@ -43,34 +43,34 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Joined:
+class _JoinedCluster:
     """A part that was begun as a load host."""
 
-    part: Part
+    part: Membership
     process: asyncio.subprocess.Process
     recorded: RecordedLoad
     watching: asyncio.Task[None] | None = None
 
 
-class LoadParts:
+class ClusterRoles:
     """All parts of one host; touched only on its loop. At most one as a load host, and one as a lead that runs."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the agent's own, below which parts keep their secrets and logs."""
         self._as_host = folder / "load-host"
         self._as_lead = folder / "load-lead"
-        self._joined: _Joined | None = None
-        self._leads: dict[Key, tuple[Part, Secrets]] = {}
+        self._joined: _JoinedCluster | None = None
+        self._leads: dict[Key, tuple[Membership, ClusterSecrets]] = {}
         self._leading: Key | None = None
         self._turn = asyncio.Lock()
 
-    async def begin(self) -> None:
+    async def end_leftovers(self) -> None:
         """End what an earlier process of the agent left, and forget its secrets."""
         for folder in (self._as_host, self._as_lead):
             await end_earlier(folder)
             await asyncio.to_thread(_files(folder).remove)
 
-    async def join(self, part: Part, secrets: Secrets) -> tuple[bool, str]:
+    async def join(self, part: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
         """Take a part: (taken already, where the lead gathers). Raises Superseded, Conflict, ConfigError."""
         _check(part)
         if not part.lead_address:
@@ -102,12 +102,12 @@ class LoadParts:
         async with self._turn:
             await self._leave()
 
-    def lead(self, spec: TrialSpec) -> LoadProcess:
+    def start_lead(self, spec: TrialSpec) -> LoadProcess:
         """The load process of a trial whose load comes from other hosts; `ended` gives it back. Raises Conflict when it cannot lead now."""
         key = (spec.trial_id, spec.attempt)
         if key not in self._leads:
-            told = f"trial {spec.trial_id} takes its load from {', '.join(spec.load.hosts)}, and this host was not told to lead it"
-            raise Conflict(told, "the controller gathers the load hosts first, and tries again")
+            message = f"trial {spec.trial_id} takes its load from {', '.join(spec.load.hosts)}, and this host was not told to lead it"
+            raise Conflict(message, "the controller gathers the load hosts first, and tries again")
         if self._leading is not None:
             raise Conflict(f"this host leads the load of trial {self._leading[0]} now", "the trial is tried again")
         part, secrets = self._leads[key]
@@ -123,7 +123,7 @@ class LoadParts:
         """Where the load process of a lead keeps its log."""
         return self._as_lead
 
-    def ended(self, key: Key) -> None:
+    def release_lead(self, key: Key) -> None:
         """The trial is over, and its load process has ended."""
         self._leads.pop(key, None)
         if self._leading == key:
@@ -132,7 +132,7 @@ class LoadParts:
 
     # Inside
 
-    def _lead(self, part: Part, secrets: Secrets) -> tuple[bool, str]:
+    def _lead(self, part: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
         if part.key in self._leads:
             return True, self._leads[part.key][0].lead_address
         for key in [key for key in self._leads if key[0] == part.trial_id and key != self._leading]:
@@ -144,7 +144,7 @@ class LoadParts:
         self._leads[part.key] = (placed, secrets)
         return False, placed.lead_address
 
-    async def _launch(self, part: Part, secrets: Secrets) -> _Joined:
+    async def _launch(self, part: Membership, secrets: ClusterSecrets) -> _JoinedCluster:
         folder = self._as_host
         try:
             await asyncio.to_thread(_files(folder).write, part, secrets)
@@ -154,17 +154,17 @@ class LoadParts:
         stat = read_stat(process.pid)
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
         await asyncio.to_thread(write_record, folder, recorded)
-        joined = _Joined(part, process, recorded)
-        joined.watching = asyncio.get_running_loop().create_task(self._see_through(joined))
+        joined = _JoinedCluster(part, process, recorded)
+        joined.watching = asyncio.get_running_loop().create_task(self._watch_until_end(joined))
         log.info("joining the load of trial %s attempt %d at %s", part.trial_id, part.attempt, part.lead_address)
         return joined
 
-    async def _see_through(self, joined: _Joined) -> None:
+    async def _watch_until_end(self, joined: _JoinedCluster) -> None:
         code = await joined.process.wait()
         await end_leftover(joined.recorded)
         await asyncio.to_thread(_files(self._as_host).remove)
-        told = f": {log_tail(self._as_host / 'node.log')}" if code else ""
-        log.info("left the load of trial %s attempt %d, exit code %d%s", joined.part.trial_id, joined.part.attempt, code, told)
+        log_note = f": {log_tail(self._as_host / 'node.log')}" if code else ""
+        log.info("left the load of trial %s attempt %d, exit code %d%s", joined.part.trial_id, joined.part.attempt, code, log_note)
 
     async def _leave(self) -> None:
         joined, self._joined = self._joined, None
@@ -179,12 +179,12 @@ class LoadParts:
         await joined.watching
 
 
-def _files(folder: Path) -> Files:
-    return Files(folder / "cluster")
+def _files(folder: Path) -> MembershipFiles:
+    return MembershipFiles(folder / "cluster")
 
 
 async def _spawn(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
-    with opened(folder / "node.log") as output:
+    with open_log(folder / "node.log") as output:
         temporary = temporary_folder()
         argv = (sys.executable, "-m", "fleet_agent.load.cluster.load_host_process", "--cluster", str(_files(folder).folder), "--temporary", temporary)
         try:
@@ -201,12 +201,12 @@ def _env(folder: Path) -> Mapping[str, str]:
     return driver_env(os.environ, folder)
 
 
-def _check(part: Part) -> None:
+def _check(part: Membership) -> None:
     """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not its own address."""
     cpus = max(os.cpu_count() or 1, _CORES_LEAST)
     if part.cores > cpus:
-        told = f"host {part.host} has {cpus} cores and is to run {part.cores} shards"
-        raise ConfigError(told, "lower load.shards, or choose more load hosts")
+        message = f"host {part.host} has {cpus} cores and is to run {part.cores} shards"
+        raise ConfigError(message, "lower load.shards, or choose more load hosts")
     try:
         family = socket.AF_INET6 if ip_address(part.address).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:
@@ -214,9 +214,9 @@ def _check(part: Part) -> None:
     except ValueError:
         raise ConfigError(f"address {part.address!r} of host {part.host} is no IP address") from None
     except OSError as error:
-        told = f"{part.address} is no address of host {part.host} itself: {error.strerror}"
+        message = f"{part.address} is no address of host {part.host} itself: {error.strerror}"
         hint = "give the host's own address in the fleet file: behind a translated one no load can be gathered"
-        raise ConfigError(told, hint) from error
+        raise ConfigError(message, hint) from error
 
 
 def _free_port(address: str) -> int:

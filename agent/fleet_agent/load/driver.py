@@ -19,28 +19,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet_agent.load import messages
-from fleet_agent.load.client.native.library import library
-from fleet_agent.load.client.request_body import Target
-from fleet_agent.load.client.server_cache import flush, template_tokens
-from fleet_agent.load.cluster.cluster_workers import FarCrew
-from fleet_agent.load.cluster.membership import Files
+from fleet_agent.load.client.native.library import load_library
+from fleet_agent.load.client.request_body import LoadTarget
+from fleet_agent.load.client.server_cache import flush_prefix_cache, probe_template_tokens
+from fleet_agent.load.cluster.cluster_workers import ClusterWorkers
+from fleet_agent.load.cluster.membership import MembershipFiles
 from fleet_agent.load.cluster.ray_node import RayNode
 from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
 from fleet_agent.load.results import server_counters
 from fleet_agent.load.results.request_columns import Columns
 from fleet_agent.load.workers import shard
-from fleet_agent.load.workers.calibration import Calibration, Driven, with_use
-from fleet_agent.load.workers.local_workers import Crew, Done, NearCrew, cause, forget_cancels
+from fleet_agent.load.workers.calibration import Calibration, ClientWork, add_client_use
+from fleet_agent.load.workers.local_workers import (
+    LocalWorkers,
+    ShardResults,
+    ShardWorkers,
+    remove_stale_cancels,
+    task_error_cause,
+)
 from fleet_agent.load.workers.ray_session import RaySession, end_own_session, wait_for_end_of_ray
-from fleet_agent.load.workload.arrivals import replayed_s, send_offsets_s
-from fleet_agent.load.workload.prompts import WARM_UP, Draw
-from fleet_agent.load.workload.request_plan import MOST_MEANS, Asks, asks_of
-from fleet_knowledge.sglang_metrics.accept_rate import Shape
+from fleet_agent.load.workload.arrivals import replay_offsets_s, send_offsets_s
+from fleet_agent.load.workload.prompts import WARM_UP, PromptDraw
+from fleet_agent.load.workload.request_plan import MOST_MEANS, RequestPlan, build_request_plan
+from fleet_knowledge.sglang_metrics.accept_rate import DraftShape
 from fleet_protos.attachment import Trace, unpack
-from fleet_protos.errors import LoadFailed
+from fleet_protos.errors import LoadError
 
 if TYPE_CHECKING:
-    from fleet_agent.load.results.run_summary import Summary
+    from fleet_agent.load.results.run_summary import RunSummary
 
 LIMIT_GRACE_S: Final = 30.0
 WARM_LEAST: Final = 3
@@ -54,7 +60,7 @@ class Driver:
     """The load process's state: Ray, where answers go, what is in flight, and what is known of servers."""
 
     ray: Any
-    crew: Crew
+    workers: ShardWorkers
     answers: int  # file descriptor
     temporary: str  # Ray's folder
     folder: Path  # for its own files
@@ -63,7 +69,7 @@ class Driver:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
     calibration: Calibration = field(default_factory=Calibration)  # of shards on this host
 
-    def answer(self, line: bytes) -> None:
+    def write_answer(self, line: bytes) -> None:
         """Write one line to the agent; it reads all the time, so this does not block for long. When it has gone nobody wants it."""
         with suppress(BrokenPipeError):
             os.write(self.answers, line)
@@ -76,23 +82,23 @@ class Driver:
             line = messages.reply_line(number, reply)
         except (TypeError, KeyError, ValueError) as error:
             line = messages.error_line(number, f"the load cannot be built: {error}")
-        except LoadFailed as error:
+        except LoadError as error:
             line = messages.error_line(number, error.message)
         except (OSError, self.ray.exceptions.RayError) as error:
-            line = messages.error_line(number, f"the load broke: {type(error).__name__}: {cause(error)}")
+            line = messages.error_line(number, f"the load broke: {type(error).__name__}: {task_error_cause(error)}")
         finally:
             self.pending.discard(number)
-        self.answer(line)
+        self.write_answer(line)
 
     async def measure(self, number: int, operation: str, request: LoadRequest) -> LoadReply:
         """Prepare the server's cache, run the shards, write the raw data. Raises LoadFailed, ValueError, OSError, RayError."""
         warm = operation == messages.WARM
         workload = request.workload
-        target = Target(request.url.rstrip("/"), request.model, request.sglang, request.token)
+        target = LoadTarget(request.url.rstrip("/"), request.model, request.sglang, request.token)
         if warm or target.url not in self.templates:
-            self.templates[target.url] = await template_tokens(target, workload.api or "chat", workload.request_timeout_s)
-        flushed = not warm and request.sglang and request.flush and await flush(target)
-        plans = plan_shards(request, await self.crew.reach(target), warm=warm, shares=self.crew.shares)
+            self.templates[target.url] = await probe_template_tokens(target, workload.api or "chat", workload.request_timeout_s)
+        flushed = not warm and request.sglang and request.flush and await flush_prefix_cache(target)
+        plans = plan_shards(request, await self.workers.make_reachable(target), warm=warm, shard_count=self.workers.shard_count)
         spill = self.folder / f"{_SPILL}{number}"  # made by the first shard whose chunks are too many for its memory
         try:
             reply = await self._run(number, target.url, request, [replace(plan, spill_folder=str(spill)) for plan in plans], warm=warm)
@@ -102,19 +108,19 @@ class Driver:
 
     async def _run(self, number: int, url: str, request: LoadRequest, plans: list[shard.ShardPlan], *, warm: bool) -> LoadReply:
         watched = request.speculation and request.sglang and not warm
-        capacity = await self.calibration.known() if isinstance(self.crew, NearCrew) and not warm else None
-        before = await server_counters.look(url) if watched else ""
-        done = await self.crew.run(number, plans)
+        capacity = await self.calibration.measure_once() if isinstance(self.workers, LocalWorkers) and not warm else None
+        before = await server_counters.fetch_metrics(url) if watched else ""
+        done = await self.workers.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
-        columns = Columns.joined([result.columns for result in done.results])
-        run_summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url], plans[0].asks)
+        columns = Columns.concatenate([result.columns for result in done.results])
+        run_summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url], plans[0].request_plan)
         if watched:
-            looks = server_counters.Looks(before, await server_counters.look_after(url, before, run_summary.output_tokens))
-            shape = Shape(request.draft_steps or None, request.draft_tokens or None)
-            run_summary = server_counters.with_speculation(run_summary, looks, shape, request.time_scale)
+            looks = server_counters.CounterSnapshots(before, await server_counters.fetch_metrics_after(url, before, run_summary.output_tokens))
+            shape = DraftShape(request.draft_steps or None, request.draft_tokens or None)
+            run_summary = server_counters.add_speculation(run_summary, looks, shape, request.time_scale)
         if not warm:
-            driven = Driven.by(done.results, is_open=request.workload.is_open, time_scale=request.time_scale)
-            run_summary = with_use(run_summary, capacity, driven)
+            driven = ClientWork.from_results(done.results, is_open=request.workload.is_open, time_scale=request.time_scale)
+            run_summary = add_client_use(run_summary, capacity, driven)
         reply = _reply(run_summary, done)
         if warm or not request.parquet:
             return reply
@@ -122,43 +128,43 @@ class Driver:
         return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, columns, notes))
 
 
-def _refuse_unfinished(done: Done, limit_s: float) -> None:
+def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:
     """Raises LoadFailed when a shard was ended before its last request."""
     if any(result.expired for result in done.results):
-        raise LoadFailed(f"the run did not end within {limit_s:.0f} s, the longest that its requests may take")
+        raise LoadError(f"the run did not end within {limit_s:.0f} s, the longest that its requests may take")
     if any(result.cancelled for result in done.results):
-        raise LoadFailed("cancelled")
+        raise LoadError("cancelled")
 
 
-def plan_shards(request: LoadRequest, target: Target, *, warm: bool, shares: Callable[[int], int]) -> list[shard.ShardPlan]:
+def plan_shards(request: LoadRequest, target: LoadTarget, *, warm: bool, shard_count: Callable[[int], int]) -> list[shard.ShardPlan]:
     """Split the load over as many workers as `shares` gives for its users. Arrivals become wall time; the timeout of a request is that.
 
     Raises ValueError for a workload that is neither a closed nor an open loop, or whose files did not come with it.
     """
     workload = request.workload
     files = {ref: unpack(word) for ref, word in request.files.items()}
-    draw = Draw(workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope)
+    draw = PromptDraw(workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope)
     whole = shard.ShardPlan(
         target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
-        asks=asks_of(workload, draw, files), timeout_s=workload.request_timeout_s,
+        request_plan=build_request_plan(workload, draw, files), timeout_s=workload.request_timeout_s,
         turns=max(1, workload.turns), think_s=workload.think_s / request.time_scale,
     )  # fmt: skip
     if warm:
         users = workload.concurrency or WARM_MOST_USERS
         whole = replace(whole, requests=request.requests or max(WARM_LEAST, users))
-        return _split(whole, min(users, _sessions(whole)), shares)
+        return _split(whole, min(users, _sessions(whole)), shard_count)
     if workload.concurrency > 0:
         whole = replace(whole, requests=workload.requests or max(WARM_LEAST, 2 * workload.concurrency))
-        return _split(whole, min(workload.concurrency, _sessions(whole)), shares)
+        return _split(whole, min(workload.concurrency, _sessions(whole)), shard_count)
     trace = files.get(workload.trace)
-    offsets = replayed_s(trace, workload) if isinstance(trace, Trace) else send_offsets_s(workload, request.seed, request.run_index)
+    offsets = replay_offsets_s(trace, workload) if isinstance(trace, Trace) else send_offsets_s(workload, request.seed, request.run_index)
     whole = replace(whole, requests=len(offsets), offsets_s=tuple(offset / request.time_scale for offset in offsets))
-    return _split(whole, 0, shares)
+    return _split(whole, 0, shard_count)
 
 
-def _split(whole: shard.ShardPlan, users: int, shares: Callable[[int], int]) -> list[shard.ShardPlan]:
+def _split(whole: shard.ShardPlan, users: int, shard_count: Callable[[int], int]) -> list[shard.ShardPlan]:
     """Shares of equal size: request n goes to share n modulo their number, each user to one share."""
-    step = shares(users)
+    step = shard_count(users)
     waves = whole.turns * _waves(_sessions(whole), users)
     longest_s = whole.timeout_s + MOST_MEANS * whole.think_s
     limit_s = (whole.offsets_s[-1] if whole.offsets_s else 0.0) + waves * longest_s + LIMIT_GRACE_S
@@ -176,17 +182,17 @@ def _waves(requests: int, users: int) -> int:
     return -(-requests // users) if users else 1
 
 
-def _summary(columns: Columns, request: LoadRequest, done: Done, template_tokens: int | None, asks: Asks | None) -> Summary:
+def _summary(columns: Columns, request: LoadRequest, done: ShardResults, template_tokens: int | None, asks: RequestPlan | None) -> RunSummary:
     """The run in numbers. Raises OSError."""
     from fleet_agent.load.results.run_summary import (  # here, so that pyarrow loads beside Ray's start instead of before it
-        Conditions,
+        RunConditions,
         summarise,
     )
 
-    conditions = Conditions(
+    conditions = RunConditions(
         request.workload, request.time_scale, template_tokens, speculation=request.speculation,
         lags_ns=(*(lag for result in done.results for lag in result.lags_ns), *done.lags_ns),
-        planned_cached_ratio=asks.planned_share(columns.rows) if asks else None,
+        planned_cached_ratio=asks.planned_cached_share(columns.rows) if asks else None,
         cpu_s=sum(result.cpu_s for result in done.results), decode_s=sum(result.decode_s for result in done.results),
     )  # fmt: skip
     return summarise(columns, conditions)
@@ -197,11 +203,11 @@ def _write_raw(request: LoadRequest, columns: Columns, notes: Mapping[str, str])
     from fleet_agent.load.results import parquet_writer  # here: see _summary
 
     known = {"workload": request.workload.name, "run": request.run_index, "seed": request.seed, "time_scale": request.time_scale}
-    written = parquet_writer.write(Path(request.parquet), columns, known | dict(request.metadata) | dict(notes))
+    written = parquet_writer.write_parquet(Path(request.parquet), columns, known | dict(request.metadata) | dict(notes))
     return ParquetFile(written.path, written.sha256, written.size_bytes)
 
 
-def _reply(summary: Summary, done: Done) -> LoadReply:
+def _reply(summary: RunSummary, done: ShardResults) -> LoadReply:
     return LoadReply(
         started_unix_ns=min(result.started_unix_ns for result in done.results), facts={**summary.facts, "start_skew_s": done.start_skew_s},
         metrics=summary.metrics, error_examples=summary.error_examples, requests_ok=summary.requests_ok,
@@ -219,7 +225,7 @@ async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
             watch.cancel()
             return 0
         for number in sorted(driver.pending):
-            driver.answer(messages.error_line(number, f"load task died: Ray's {watch.result()} ended", fatal=True))
+            driver.write_answer(messages.error_line(number, f"load task died: Ray's {watch.result()} ended", fatal=True))
         shutil.rmtree(driver.temporary, ignore_errors=True)
         os._exit(3)  # Ray without its raylet cannot be shut down in order; its parts die with this process
 
@@ -230,36 +236,36 @@ async def _read_orders(driver: Driver, orders: asyncio.StreamReader, group: asyn
         number, operation = int(content["id"]), content["op"]
         if operation == messages.CANCEL:
             if number in driver.pending:
-                driver.crew.cancel(number)
+                driver.workers.cancel(number)
         else:
             driver.pending.add(number)
             group.create_task(driver.carry_out(number, operation, content))
     for number in driver.pending:
-        driver.crew.cancel(number)
+        driver.workers.cancel(number)
 
 
 def _import_arrow() -> None:
     from fleet_agent.load.results import parquet_writer, run_summary
 
-    run_summary.get_ready()
-    parquet_writer.get_ready()
+    run_summary.preload_arrow()
+    parquet_writer.preload_parquet()
 
 
-def _crew(session: RaySession | RayNode, ray: Any, options: argparse.Namespace) -> Crew:
+def _make_workers(session: RaySession | RayNode, ray: Any, options: argparse.Namespace) -> ShardWorkers:
     if isinstance(session, RayNode):
-        return FarCrew(ray, session.part, Files(options.cluster))
-    return NearCrew(ray, options.folder)
+        return ClusterWorkers(ray, session.part, MembershipFiles(options.cluster))
+    return LocalWorkers(ray, options.folder)
 
 
 async def _main(session: RaySession | RayNode, options: argparse.Namespace, orders_fd: int, answers_fd: int) -> int:
     ray = session.start()
-    crew = _crew(session, ray, options)
-    await asyncio.gather(crew.get_ready(), asyncio.to_thread(_import_arrow))  # pyarrow here, while workers import what they need
-    driver = Driver(ray, crew, answers_fd, session.temporary, options.folder)
+    workers = _make_workers(session, ray, options)
+    await asyncio.gather(workers.prepare_workers(), asyncio.to_thread(_import_arrow))  # pyarrow here, while workers import what they need
+    driver = Driver(ray, workers, answers_fd, session.temporary, options.folder)
     orders = asyncio.StreamReader(limit=LINE_LIMIT)
     with os.fdopen(orders_fd, "rb") as pipe:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), pipe)
-        driver.answer(messages.ready_line(session.started_s))
+        driver.write_answer(messages.ready_line(session.started_s))
         return await serve(driver, orders)
 
 
@@ -273,16 +279,16 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for left in arguments.folder.glob(f"{_SPILL}*"):  # by a load process that was killed
         shutil.rmtree(left, ignore_errors=True)
-    forget_cancels(arguments.folder)
+    remove_stale_cancels(arguments.folder)
     orders, answers = os.dup(0), os.dup(1)  # what Ray and its children print must not reach the agent: they get other descriptors
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    library()  # built before the workers look for it; the first time that takes 0.2 s
+    load_library()  # built before the workers look for it; the first time that takes 0.2 s
     session = _session(arguments)
     try:
         code = asyncio.run(_main(session, arguments, orders, answers))
-    except LoadFailed as error:
+    except LoadError as error:
         os.write(answers, messages.error_line(0, error.message, fatal=True))
         code = 1
     except (RuntimeError, OSError) as error:
@@ -297,7 +303,7 @@ def main() -> None:
 def _session(options: argparse.Namespace) -> RaySession | RayNode:
     if options.cluster is None:
         return RaySession(options.temporary)
-    files = Files(options.cluster)
+    files = MembershipFiles(options.cluster)
     return RayNode(files.read(), files, options.temporary)
 
 

@@ -21,7 +21,7 @@ from fleet_agent.load.client.native.library import FOLDER_VARIABLE
 from fleet_agent.load.cluster.membership import JOIN_LIMIT_S
 from fleet_agent.load.messages import LoadReply, LoadRequest
 from fleet_agent.load.workers.ray_temporary import temporary_folder
-from fleet_protos.errors import LoadFailed
+from fleet_protos.errors import LoadError
 
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
 STOP_TIMEOUT_S: Final = 10.0
@@ -75,7 +75,7 @@ class LoadProcess:
         """
         async with self._turn:
             self._folder = folder
-            if not self._lives():
+            if not self._is_alive():
                 await self._launch(folder)
 
     async def wait_ready(self) -> float:
@@ -86,7 +86,7 @@ class LoadProcess:
             async with asyncio.timeout(limit_s):
                 return await asyncio.shield(running.ready)
         except TimeoutError:
-            raise LoadFailed(f"Ray did not start in {limit_s:.0f} s", f"see {running.log}") from None
+            raise LoadError(f"Ray did not start in {limit_s:.0f} s", f"see {running.log}") from None
 
     async def warm(self, request: LoadRequest) -> LoadReply:
         """Send `request.requests` warm-up requests (0: chosen by the load), like `run` in all else."""
@@ -130,7 +130,7 @@ class LoadProcess:
         try:
             process, temporary = await _spawn(folder, log, self._cluster)
         except OSError as error:
-            raise LoadFailed(f"the load process cannot be started: {error}") from error
+            raise LoadError(f"the load process cannot be started: {error}") from error
         loop = asyncio.get_running_loop()
         stat = read_stat(process.pid)
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
@@ -140,17 +140,17 @@ class LoadProcess:
         self._running = running
         return running
 
-    def _lives(self) -> bool:
+    def _is_alive(self) -> bool:
         running = self._running
         return running is not None and running.process.returncode is None and not running.ended
 
     async def _ensure(self) -> _Running:
         """The process that runs, or a new one when it died."""
         async with self._turn:
-            if self._running is not None and self._lives():
+            if self._running is not None and self._is_alive():
                 return self._running
             if self._folder is None:
-                raise LoadFailed("the load process was never started")
+                raise LoadError("the load process was never started")
             return await self._launch(self._folder)
 
     async def _ask(self, operation: str, request: LoadRequest) -> LoadReply:
@@ -167,7 +167,7 @@ class LoadProcess:
             await orders.drain()
             return await asyncio.shield(answer)
         except OSError as error:
-            raise LoadFailed(f"the load process died: {error}", f"see {running.log}") from error
+            raise LoadError(f"the load process died: {error}", f"see {running.log}") from error
         except asyncio.CancelledError:
             with suppress(OSError):
                 orders.write(messages.request_line(number, messages.CANCEL))
@@ -180,7 +180,7 @@ async def _read(running: _Running) -> None:
     """Hand each answer to whoever waits for it, until the process ends; then end what it left, also when nobody asks for it again."""
     assert running.process.stdout is not None
     while line := await running.process.stdout.readline():
-        _take(running, json.loads(line))
+        _resolve_answer(running, json.loads(line))
     running.ended = True
     code = await running.process.wait()
     _fail_all(running, f"the load process ended with exit code {code}")
@@ -189,7 +189,7 @@ async def _read(running: _Running) -> None:
 
 async def _spawn(folder: Path, log: Path, cluster: Path | None) -> tuple[asyncio.subprocess.Process, str]:
     """The process in a session of its own, and Ray's folder. Raises OSError."""
-    with opened(log) as output:
+    with open_log(log) as output:
         temporary = temporary_folder()
         argv = [sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder), "--temporary", temporary]
         argv += ["--cluster", str(cluster)] if cluster else []
@@ -200,30 +200,30 @@ async def _spawn(folder: Path, log: Path, cluster: Path | None) -> tuple[asyncio
     return process, temporary
 
 
-def opened(log: Path) -> BinaryIO:
+def open_log(log: Path) -> BinaryIO:
     """A log to append to, its folder made. Raises OSError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
 
 
-def _take(running: _Running, content: Mapping[str, Any]) -> None:
+def _resolve_answer(running: _Running, content: Mapping[str, Any]) -> None:
     if content.get("ready"):
         running.ready.set_result(float(content["ray_started_s"]))
         return
     running.ended = running.ended or bool(content.get("fatal"))
     answer = running.waiting.get(int(content["id"]))
     if answer is None and not running.ready.done() and "error" in content:
-        _fail(running.ready, LoadFailed(content["error"], f"see {running.log}"))
+        _fail(running.ready, LoadError(content["error"], f"see {running.log}"))
     elif answer is not None and not answer.done():
         if "ok" in content:
             answer.set_result(messages.read_reply(content["ok"]))
         else:
-            _fail(answer, LoadFailed(content["error"], f"see {running.log}"))
+            _fail(answer, LoadError(content["error"], f"see {running.log}"))
 
 
 def _fail_all(running: _Running, message: str) -> None:
     tail = log_tail(running.log)
-    error = LoadFailed(message + (f": {tail}" if tail else ""), f"see {running.log}")
+    error = LoadError(message + (f": {tail}" if tail else ""), f"see {running.log}")
     if not running.ready.done():
         _fail(running.ready, error)
     for answer in running.waiting.values():
@@ -231,7 +231,7 @@ def _fail_all(running: _Running, message: str) -> None:
             _fail(answer, error)
 
 
-def _fail(future: asyncio.Future[Any], error: LoadFailed) -> None:
+def _fail(future: asyncio.Future[Any], error: LoadError) -> None:
     future.set_exception(error)
     future.exception()  # whoever waits gets it; when nobody does it is no unseen error
 

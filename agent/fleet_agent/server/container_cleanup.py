@@ -26,7 +26,7 @@ async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str,
     `grace_s`: from SIGTERM to SIGKILL, whole seconds.
     """
     written = _written_ids(folder)
-    left = [line for kind, ids in written.items() for line in await _end(kind, ids, token, round(grace_s))]
+    left = [line for kind, ids in written.items() for line in await _end_containers(kind, ids, token, round(grace_s))]
     _remove(folder, "container.*.env", *(() if left else ("*.cid",)))
     return tuple(left)
 
@@ -44,31 +44,31 @@ def _remove(folder: Path, *patterns: str) -> None:
         file.unlink(missing_ok=True)
 
 
-async def _end(kind: str, written: Sequence[str], token: str, grace_s: int) -> list[str]:
+async def _end_containers(kind: str, written: Sequence[str], token: str, grace_s: int) -> list[str]:
     program = shutil.which(kind)
     if program is None:
         return [f"{kind} is not on this host any more: whether a container is left cannot be seen"]
-    code, said = await _ours(program, written, token)
-    for found in said if code == 0 else ():
-        await _said(program, "stop", "--time", str(grace_s), found, limit_s=grace_s + _LIMIT_S)
-        await _said(program, "rm", "--force", "--volumes", found)
-    code, said = await _ours(program, written, token) if said else (code, said)
-    return [f"container {found[:12]} of {kind}" for found in said] if code == 0 else said
+    code, found_ids = await _own_containers(program, written, token)
+    for found in found_ids if code == 0 else ():
+        await _run_client(program, "stop", "--time", str(grace_s), found, limit_s=grace_s + _LIMIT_S)
+        await _run_client(program, "rm", "--force", "--volumes", found)
+    code, found_ids = await _own_containers(program, written, token) if found_ids else (code, found_ids)
+    return [f"container {found[:12]} of {kind}" for found in found_ids] if code == 0 else found_ids
 
 
-async def _ours(program: str, written: Sequence[str], token: str) -> tuple[int, list[str]]:
+async def _own_containers(program: str, written: Sequence[str], token: str) -> tuple[int, list[str]]:
     """(0, ids of the containers that are there and ours), or an exit code and why that cannot be said."""
     words = ("ps", "--all", "--quiet", "--no-trunc")
-    code, seen = await _said(program, *words)
+    code, seen = await _run_client(program, *words)
     if code == 0:
-        code, labelled = await _said(program, *words, "--filter", f"label={LABEL}={token}")
+        code, labelled = await _run_client(program, *words, "--filter", f"label={LABEL}={token}")
         if code == 0:
             return 0, [found for found in seen.split() if found in written or found in labelled.split()]
         seen = labelled
     return code, [f"{program} cannot say whether a container is left: {seen[-300:]}"]
 
 
-async def _said(program: str, *words: str, limit_s: float = _LIMIT_S) -> tuple[int, str]:
+async def _run_client(program: str, *words: str, limit_s: float = _LIMIT_S) -> tuple[int, str]:
     """(exit code, what it printed) of one call; 124 when it took too long."""
     process = await asyncio.create_subprocess_exec(
         program,
@@ -81,13 +81,13 @@ async def _said(program: str, *words: str, limit_s: float = _LIMIT_S) -> tuple[i
     )
     try:
         async with asyncio.timeout(limit_s):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         return 124, f"{program} {words[0]} took longer than {limit_s:.0f} s"
-    text = said.decode(errors="replace").strip()
+    text = output.decode(errors="replace").strip()
     if process.returncode:
         _log.warning("%s %s ended with %s: %s", program, words[0], process.returncode, text[-300:])
     return process.returncode or 0, text

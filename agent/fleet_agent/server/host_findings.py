@@ -13,7 +13,7 @@ ERROR, WARNING, INFO = "error", "warning", "info"
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class FindingCode:
     """What a finding of this code means for the trial; `kind` says what to do next, as everywhere."""
 
     severity: str
@@ -21,45 +21,45 @@ class Code:
     failure_class: str = ""
 
 
-CODES: Mapping[str, Code] = {
-    "preflight_disk": Code(ERROR, ErrorKind.CONFLICT, "preflight_disk"),
-    "disk_low": Code(WARNING),
-    "preflight_model_missing": Code(ERROR, ErrorKind.CONFIG, "preflight_model_missing"),
-    "preflight_model_incomplete": Code(ERROR, ErrorKind.CONFIG, "preflight_model_incomplete"),
-    "preflight_file_missing": Code(ERROR, ErrorKind.CONFIG, "preflight_file_missing"),
-    "preflight_python_missing": Code(ERROR, ErrorKind.CONFIG, "preflight_python_missing"),
-    "no_gpu": Code(ERROR, ErrorKind.DEPLOY_FAILED, "no_gpu"),
-    "driver_mismatch": Code(ERROR, ErrorKind.DEPLOY_FAILED, "driver_mismatch"),
-    "gpu_lost": Code(ERROR, ErrorKind.DEPLOY_FAILED, "gpu_lost"),
-    "fabric_manager_down": Code(ERROR, ErrorKind.DEPLOY_FAILED, "fabric_manager_down"),
-    "gpu_busy_leftover": Code(ERROR, ErrorKind.CONFLICT, "gpu_busy_leftover"),
-    "gpu_shared": Code(WARNING),
-    "gpus_unequal": Code(WARNING),
-    "mig_on": Code(WARNING),
-    "port_in_use": Code(ERROR, ErrorKind.CONFLICT, "port_in_use"),
-    "dist_port_in_use": Code(ERROR, ErrorKind.CONFLICT, "dist_port_in_use"),
-    "shm_small": Code(WARNING),
-    "trial_running": Code(INFO),
-    "takes_no_trials": Code(ERROR, ErrorKind.CONFLICT, "takes_no_trials"),
-    "gpu_aside": Code(WARNING),
-    "no_gpu_left": Code(ERROR, ErrorKind.CONFLICT, "no_gpu_left"),
-    "host_busy": Code(WARNING),
-    "limit_files": Code(WARNING),
-    "limit_processes": Code(WARNING),
-    "limit_memlock": Code(WARNING),
-    "ports_few": Code(WARNING),
-    "no_port": Code(ERROR, ErrorKind.CONFLICT, "no_port"),
-    "server_python_missing": Code(WARNING),
-    "no_runtime": Code(WARNING),
-    "image_missing": Code(WARNING),
-    "clock_jumped": Code(INFO),
-    "clock_unsynchronised": Code(INFO),
-    "no_compiler": Code(INFO),
+CODES: Mapping[str, FindingCode] = {
+    "preflight_disk": FindingCode(ERROR, ErrorKind.CONFLICT, "preflight_disk"),
+    "disk_low": FindingCode(WARNING),
+    "preflight_model_missing": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_model_missing"),
+    "preflight_model_incomplete": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_model_incomplete"),
+    "preflight_file_missing": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_file_missing"),
+    "preflight_python_missing": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_python_missing"),
+    "no_gpu": FindingCode(ERROR, ErrorKind.DEPLOY_FAILED, "no_gpu"),
+    "driver_mismatch": FindingCode(ERROR, ErrorKind.DEPLOY_FAILED, "driver_mismatch"),
+    "gpu_lost": FindingCode(ERROR, ErrorKind.DEPLOY_FAILED, "gpu_lost"),
+    "fabric_manager_down": FindingCode(ERROR, ErrorKind.DEPLOY_FAILED, "fabric_manager_down"),
+    "gpu_busy_leftover": FindingCode(ERROR, ErrorKind.CONFLICT, "gpu_busy_leftover"),
+    "gpu_shared": FindingCode(WARNING),
+    "gpus_unequal": FindingCode(WARNING),
+    "mig_on": FindingCode(WARNING),
+    "port_in_use": FindingCode(ERROR, ErrorKind.CONFLICT, "port_in_use"),
+    "dist_port_in_use": FindingCode(ERROR, ErrorKind.CONFLICT, "dist_port_in_use"),
+    "shm_small": FindingCode(WARNING),
+    "trial_running": FindingCode(INFO),
+    "takes_no_trials": FindingCode(ERROR, ErrorKind.CONFLICT, "takes_no_trials"),
+    "gpu_aside": FindingCode(WARNING),
+    "no_gpu_left": FindingCode(ERROR, ErrorKind.CONFLICT, "no_gpu_left"),
+    "host_busy": FindingCode(WARNING),
+    "limit_files": FindingCode(WARNING),
+    "limit_processes": FindingCode(WARNING),
+    "limit_memlock": FindingCode(WARNING),
+    "ports_few": FindingCode(WARNING),
+    "no_port": FindingCode(ERROR, ErrorKind.CONFLICT, "no_port"),
+    "server_python_missing": FindingCode(WARNING),
+    "no_runtime": FindingCode(WARNING),
+    "image_missing": FindingCode(WARNING),
+    "clock_jumped": FindingCode(INFO),
+    "clock_unsynchronised": FindingCode(INFO),
+    "no_compiler": FindingCode(INFO),
 }
 
 
 # Warnings that concern the numbers themselves: they stand beside each of them. The others are for who looks after the host.
-BLURRING = ("gpu_shared", "gpus_unequal", "mig_on")
+FLAGGED_CODES = ("gpu_shared", "gpus_unequal", "mig_on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Finding:
         return f"{self.severity} {self.code}: {self.message}" + (f"\n  {self.hint}" if self.hint else "")
 
 
-def refusal(findings: Sequence[Finding]) -> ServerFailed | None:
+def launch_refusal(findings: Sequence[Finding]) -> ServerFailed | None:
     """The event that ends the trial before anything was started; None when no finding is an error. What the user must edit comes first."""
     errors = [finding for finding in findings if finding.severity == ERROR]
     if not errors:
@@ -94,6 +94,6 @@ def refusal(findings: Sequence[Finding]) -> ServerFailed | None:
     return ServerFailed(code.kind, code.failure_class, f"preflight: {message}", cause_line=first.message, hint=first.hint)
 
 
-def flags(findings: Sequence[Finding]) -> tuple[Gate, ...]:
+def launch_flags(findings: Sequence[Finding]) -> tuple[Gate, ...]:
     """The gates of a launch by what was found before it: one flag for each thing that blurs its numbers."""
-    return tuple(Gate(finding.code, GateEffect.FLAG, finding.message) for finding in findings if finding.code in BLURRING)
+    return tuple(Gate(finding.code, GateEffect.FLAG, finding.message) for finding in findings if finding.code in FLAGGED_CODES)

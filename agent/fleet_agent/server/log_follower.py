@@ -9,18 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_agent.core.stall_detection import Course, Look, advance, begin, stands_still
-from fleet_agent.storage.log_limits import next_data
+from fleet_agent.core.stall_detection import (
+    LogSample,
+    StallState,
+    advance_stall_state,
+    is_stalled,
+    start_tracking,
+)
+from fleet_agent.storage.log_limits import next_data_offset
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.events import ServerProgressed
 
-_LOOK_S = 0.2
-_PIECE_BYTES = 1 << 20
+_POLL_S = 0.2
+_CHUNK_BYTES = 1 << 20
 _LINE_END = re.compile(rb"[\r\n]+")
 _NUMBERS = re.compile(rb"[\d.:]+")
-_ACCESS = b'HTTP/1.1"'  # uvicorn's line about a request: those are our own looks
-_BAR = b"%|"
+_ACCESS_LOG = b'HTTP/1.1"'  # uvicorn's line about a request: those are our own looks
+_PROGRESS_BAR = b"%|"
 _SHAPES_KEPT = 4096
 _NO_EXIT = frozenset({"port_in_use"})  # uvicorn gives up, and the launcher waits for its other threads for ever: seen with 0.5.23
 
@@ -29,7 +35,7 @@ _NO_EXIT = frozenset({"port_in_use"})  # uvicorn gives up, and the launcher wait
 class Stalled:
     """A launch that stood still longer than its phase may; `at_s` on the loop's clock."""
 
-    course: Course
+    course: StallState
     at_s: float
 
 
@@ -45,29 +51,29 @@ class LogFollower:
         self._path = path
         self._reader = LogReader()
         self._offset = 0
-        self._rest = b""
-        self._shapes: set[int] = set()
+        self._partial_line = b""
+        self._seen_shapes: set[int] = set()
         self._ended = asyncio.Event()
 
-    async def follow(self, tell: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]) -> Stalled | Hanging | None:
+    async def follow(self, report: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]) -> Stalled | Hanging | None:
         """Tell each step of the launch until it cannot go on, or stands still longer than its phase may, or until `end`: then None."""
         clock = asyncio.get_running_loop().time
-        course = begin(clock())
+        course = start_tracking(clock())
         while not self._ended.is_set():
             seen = await asyncio.to_thread(self.read)
-            course, event = advance(course, seen, clock())
+            course, event = advance_stall_state(course, seen, clock())
             if event:
-                tell(event)
-            if seen.grew and await asyncio.to_thread(self._hangs):
+                report(event)
+            if seen.grew and await asyncio.to_thread(self._is_hanging):
                 return Hanging()
-            if stands_still(course, limits_s, clock()):
+            if is_stalled(course, limits_s, clock()):
                 return Stalled(course, clock())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_S):
                     await self._ended.wait()
         return None
 
-    def end(self) -> None:
+    def stop_following(self) -> None:
         """The launch is over; `follow` returns soon."""
         self._ended.set()
 
@@ -87,36 +93,36 @@ class LogFollower:
         except OSError:
             return 0
 
-    def read(self, end: int | None = None) -> Look:
+    def read(self, end: int | None = None) -> LogSample:
         """Take in what was added since the last call, at most up to the byte `end`; a log that is not there is empty."""
         grew = False
         try:
             with self._path.open("rb") as file:
-                self._offset = max(self._offset, next_data(file.fileno(), self._offset))  # a bounded log has a hole
+                self._offset = max(self._offset, next_data_offset(file.fileno(), self._offset))  # a bounded log has a hole
                 file.seek(self._offset)
-                while piece := file.read(_PIECE_BYTES if end is None else max(0, min(_PIECE_BYTES, end - self._offset))):
+                while piece := file.read(_CHUNK_BYTES if end is None else max(0, min(_CHUNK_BYTES, end - self._offset))):
                     self._offset += len(piece)
                     self._reader.feed(piece)
-                    grew |= self._says_something_new(piece)
+                    grew |= self._has_new_line(piece)
         except OSError:
             pass
         done, total = self._reader.progress
-        return Look(self._reader.phase, done, total, grew)
+        return LogSample(self._reader.phase, done, total, grew)
 
-    def _hangs(self) -> bool:
-        return not self._rest and self._reader.finish().failure_class in _NO_EXIT
+    def _is_hanging(self) -> bool:
+        return not self._partial_line and self._reader.finish().failure_class in _NO_EXIT
 
-    def _says_something_new(self, piece: bytes) -> bool:
+    def _has_new_line(self, piece: bytes) -> bool:
         """A line of a shape not seen before, or a progress bar. A line that was there before with other numbers does not count."""
-        *lines, self._rest = _LINE_END.split(self._rest[-_PIECE_BYTES:] + piece)
-        return any([self._is_new(line) for line in lines if line and _ACCESS not in line])
+        *lines, self._partial_line = _LINE_END.split(self._partial_line[-_CHUNK_BYTES:] + piece)
+        return any([self._is_new_line(line) for line in lines if line and _ACCESS_LOG not in line])
 
-    def _is_new(self, line: bytes) -> bool:
-        if _BAR in line:
+    def _is_new_line(self, line: bytes) -> bool:
+        if _PROGRESS_BAR in line:
             return True
         shape = hash(_NUMBERS.sub(b"", line))
-        if shape in self._shapes:
+        if shape in self._seen_shapes:
             return False
-        if len(self._shapes) < _SHAPES_KEPT:
-            self._shapes.add(shape)
+        if len(self._seen_shapes) < _SHAPES_KEPT:
+            self._seen_shapes.add(shape)
         return True

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import socket
 
-from fleet_agent.core.allocation import Pool, promise_port, release, take
+from fleet_agent.core.allocation import GpuPool, claim_gpus, promise_port, release
 from fleet_protos.errors import Conflict
 
-_TRIES = 64
+_ATTEMPTS = 64
 
 
 class Ports:
     """A fresh port of 127.0.0.1 for each launch, never one that another launch holds."""
 
     def __init__(self) -> None:
-        self._pool = Pool()
+        self._pool = GpuPool()
 
-    def take(self, trial: str) -> int:
+    def allocate(self, trial: str) -> int:
         """A port that was free a moment ago. Raises Conflict when none can be had."""
-        self._pool, _ = take(self._pool, trial, 0)
-        for _ in range(_TRIES):
+        self._pool, _ = claim_gpus(self._pool, trial, 0)
+        for _ in range(_ATTEMPTS):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port: int = probe.getsockname()[1]
@@ -30,6 +30,6 @@ class Ports:
             return port
         raise Conflict("no free port on 127.0.0.1", "end what holds them, or widen net.ipv4.ip_local_port_range")
 
-    def give_back(self, trial: str) -> None:
+    def release_port(self, trial: str) -> None:
         """The launch is over."""
         self._pool = release(self._pool, trial)

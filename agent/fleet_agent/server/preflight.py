@@ -8,22 +8,22 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fleet_agent.core.engine import Place
-from fleet_agent.engines.sglang.launch.argv import under_home
+from fleet_agent.core.engine import LaunchPlace
+from fleet_agent.engines.sglang.launch.argv import expand_home
 from fleet_agent.host import sysfs
 from fleet_agent.host.clock import is_synchronised
-from fleet_agent.host.gpu_memory import holder
-from fleet_agent.host.gpus import Reading
-from fleet_agent.host.host_state import HostView
-from fleet_agent.host.model_files import missing_of
-from fleet_agent.load.client.native.library import compiler
+from fleet_agent.host.gpu_memory import classify_holder
+from fleet_agent.host.gpus import GpuReading
+from fleet_agent.host.host_state import HostState
+from fleet_agent.host.model_files import describe_missing
+from fleet_agent.load.client.native.library import find_compiler
 from fleet_agent.server.host_findings import Finding
-from fleet_agent.storage.disk_space import LEAST_FREE_BYTES
-from fleet_agent.storage.secrets import SCHEME
+from fleet_agent.storage.disk_space import MIN_FREE_BYTES
+from fleet_agent.storage.secrets import SECRET_SCHEME
 from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host import gpu_processes, nvswitch_fabric
 from fleet_knowledge.host.gpu import Gpu
-from fleet_knowledge.host.gpu_comparison import unequal
+from fleet_knowledge.host.gpu_comparison import find_inequalities
 from fleet_knowledge.nccl.variable_rules import files_needed
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
@@ -33,21 +33,21 @@ _BUSY_SHARE = 0.10  # of a GPU's memory, in use before anything was launched
 _MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
 
 
-async def preflight(spec: TrialSpec, place: Place, host: HostView) -> tuple[Finding, ...]:
+async def preflight(spec: TrialSpec, place: LaunchPlace, host: HostState) -> tuple[Finding, ...]:
     """All that speaks against launching this trial here and now, errors and less. Reads only; an external server has no preflight."""
     if spec.engine.kind is EngineKind.EXTERNAL:
         return ()
-    found = [*await asyncio.to_thread(_of_files, spec, host), *_of_ports(spec.engine, place), *check_clock(host), *check_compiler()]
+    found = [*await asyncio.to_thread(_check_paths, spec, host), *_check_ports(spec.engine, place), *check_clock(host), *check_compiler()]
     if host.uses_gpus(spec.engine.kind) and place.gpus:
-        found += check_gpus(await host.read(), place.gpus)
+        found += check_gpus(await host.read_gpus(), place.gpus)
         found += check_shm(len(place.gpus)) if not spec.engine.container.image else ()
     return tuple(found)
 
 
-def _of_files(spec: TrialSpec, host: HostView) -> list[Finding]:
+def _check_paths(spec: TrialSpec, host: HostState) -> list[Finding]:
     found = list(check_disk(host.state))
     if spec.engine.kind is EngineKind.SGLANG:
-        found += (*check_model(spec.engine), *_check_files(spec.engine), *_check_python(spec.engine))
+        found += (*check_model(spec.engine), *_check_named_files(spec.engine), *_check_python(spec.engine))
     return found
 
 
@@ -58,7 +58,7 @@ def check_disk(folder: Path) -> Iterator[Finding]:
     except OSError:
         return
     if free < _DISK_LOW_BYTES:
-        code = "preflight_disk" if free < LEAST_FREE_BYTES else "disk_low"
+        code = "preflight_disk" if free < MIN_FREE_BYTES else "disk_low"
         yield Finding(code, f"{free >> 20} MiB are free in {folder}", "make room there, or start the agent with another --state")
 
 
@@ -69,7 +69,7 @@ def check_model(engine: EngineSpec) -> Iterator[Finding]:
         path = _path_on_host(engine, value)
         if path is None:
             continue
-        missing = missing_of(path, is_tokenizer=key.endswith("tokenizer_path"), is_dummy=engine.args.get("load_format") == "dummy")
+        missing = describe_missing(path, is_tokenizer=key.endswith("tokenizer_path"), is_dummy=engine.args.get("load_format") == "dummy")
         if missing:
             code = "preflight_model_incomplete" if path.exists() else "preflight_model_missing"
             yield Finding(code, f"{key}: {missing}", f"correct {key}, or put the model there on this host")
@@ -77,44 +77,44 @@ def check_model(engine: EngineSpec) -> Iterator[Finding]:
 
 def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
     """The path that a value means on this host; None for a hub name. Inside a container a mount may lie over it."""
-    text = under_home(value, str(Path.home()))
+    text = expand_home(value, str(Path.home()))
     if not isinstance(text, str) or not text.startswith(("/", "./", "../")):
         return None
     if engine.container.image:
         for inside, outside in sorted(engine.container.mounts.items(), key=lambda mount: -len(mount[0])):
             if text == inside or text.startswith(inside.rstrip("/") + "/"):
-                source = under_home(outside.removesuffix(":ro"), str(Path.home()))
+                source = expand_home(outside.removesuffix(":ro"), str(Path.home()))
                 return Path(source + text[len(inside.rstrip("/")) :])
     return Path(text)
 
 
-def _check_files(engine: EngineSpec) -> Iterator[Finding]:
+def _check_named_files(engine: EngineSpec) -> Iterator[Finding]:
     """Files that variables name. NCCL goes on without one that it cannot read, and says so only in its log."""
     if engine.container.image:
         return
     for name, value in files_needed(engine.env):
-        if not value.startswith(SCHEME) and not Path(value).is_file():
-            told = f"engine.env.{name}: {value} is not on this host"
-            yield Finding("preflight_file_missing", told, "put the file there or remove the variable: NCCL would run without it")
+        if not value.startswith(SECRET_SCHEME) and not Path(value).is_file():
+            message = f"engine.env.{name}: {value} is not on this host"
+            yield Finding("preflight_file_missing", message, "put the file there or remove the variable: NCCL would run without it")
 
 
 def _check_python(engine: EngineSpec) -> Iterator[Finding]:
     if engine.container.image or not engine.python:
         return
-    program = under_home(engine.python, str(Path.home()))
+    program = expand_home(engine.python, str(Path.home()))
     if shutil.which(program) is None:
-        told = f"engine.python: {program} is not on this host or may not be executed"
-        yield Finding("preflight_python_missing", told, "name the Python of a virtual environment with SGLang on the host")
+        message = f"engine.python: {program} is not on this host or may not be executed"
+        yield Finding("preflight_python_missing", message, "name the Python of a virtual environment with SGLang on the host")
 
 
-def _of_ports(engine: EngineSpec, place: Place) -> Iterator[Finding]:
-    if place.port and not is_free("127.0.0.1", place.port):
+def _check_ports(engine: EngineSpec, place: LaunchPlace) -> Iterator[Finding]:
+    if place.port and not is_port_free("127.0.0.1", place.port):
         yield Finding("port_in_use", f"port {place.port} of 127.0.0.1 is taken", "it was free a moment ago: try again")
     for key, value in _dist_ports(engine):
         port = str(value).rpartition(":")[2]
-        if port.isdecimal() and 0 < int(port) < 65536 and not is_free("", int(port)):
-            told = f"{key}: port {port} is taken on this host"
-            yield Finding("dist_port_in_use", told, "an earlier server may still hold it (TIME_WAIT ends by itself); choose another")
+        if port.isdecimal() and 0 < int(port) < 65536 and not is_port_free("", int(port)):
+            message = f"{key}: port {port} is taken on this host"
+            yield Finding("dist_port_in_use", message, "an earlier server may still hold it (TIME_WAIT ends by itself); choose another")
 
 
 def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
@@ -126,7 +126,7 @@ def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
             yield f"engine.args.{name}", engine.args[name]
 
 
-def is_free(address: str, port: int) -> bool:
+def is_port_free(address: str, port: int) -> bool:
     """Nothing listens on the port there, found by binding it as a server would."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,16 +137,16 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def check_gpus(reading: Reading, indices: Sequence[int]) -> list[Finding]:
+def check_gpus(reading: GpuReading, indices: Sequence[int]) -> list[Finding]:
     """The driver answers, the chosen GPUs are there and well, their memory is free and nobody else's."""
     if reading.fault:
         code = reading.failure_class if reading.failure_class in ("driver_mismatch", "gpu_lost") else "no_gpu"
         return [Finding(code, reading.fault, FAILURES[code].hint)]
-    gpus = reading.of(tuple(indices))
+    gpus = reading.select(tuple(indices))
     missing = sorted(set(indices) - {gpu.index for gpu in gpus})
     if missing and reading.gpus:
-        told = f"{', '.join(f'GPU{index}' for index in missing)} not there: the driver shows {len(reading.gpus)} GPUs"
-        return [Finding("gpu_lost", told, FAILURES["gpu_lost"].hint)]
+        message = f"{', '.join(f'GPU{index}' for index in missing)} not there: the driver shows {len(reading.gpus)} GPUs"
+        return [Finding("gpu_lost", message, FAILURES["gpu_lost"].hint)]
     return [*_check_health(gpus), *_check_memory(reading, gpus)]
 
 
@@ -156,25 +156,25 @@ def _check_health(gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield Finding("gpu_lost", f"GPU{gpu.index} answers {gpu.fault}", FAILURES["gpu_lost"].hint)
         if gpu.mig and len(gpus) > 1:
             yield Finding("mig_on", f"GPU{gpu.index} is in MIG mode", "its slices have no NVLink: `nvidia-smi -i INDEX -mig 0`")
-    if wrong := nvswitch_fabric.message(gpus):
-        yield Finding("fabric_manager_down", wrong, nvswitch_fabric.hint())
-    for warn in unequal(gpus):
+    if wrong := nvswitch_fabric.fabric_problem(gpus):
+        yield Finding("fabric_manager_down", wrong, nvswitch_fabric.fabric_hint())
+    for warn in find_inequalities(gpus):
         if warn.code not in ("fabric", "mig"):
             yield Finding("gpus_unequal", warn.message, warn.hint)
 
 
-def _check_memory(reading: Reading, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def _check_memory(reading: GpuReading, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     indices = {gpu.index for gpu in gpus}
-    holders = [holder(process) for process in reading.processes if process.gpu in indices]
+    holders = [classify_holder(process) for process in reading.processes if process.gpu in indices]
     busy = [
         f"GPU{gpu.index} has {gpu.memory_used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB in use"
         for gpu in gpus
         if gpu.memory_mib and gpu.memory_used_mib and gpu.memory_used_mib > _BUSY_SHARE * gpu.memory_mib
     ]
-    reason = gpu_processes.unequal_memory(gpus) or "; ".join(busy)
+    reason = gpu_processes.describe_unequal_memory(gpus) or "; ".join(busy)
     listed = ", ".join(map(str, holders))
     if reason:
-        yield Finding("gpu_busy_leftover", f"{reason}; held by {listed or 'no process that is listed'}", gpu_processes.hint(holders))
+        yield Finding("gpu_busy_leftover", f"{reason}; held by {listed or 'no process that is listed'}", gpu_processes.holders_hint(holders))
     elif holders:
         yield Finding("gpu_shared", f"others use these GPUs: {listed}", "their load disturbs what is measured; ask their owner")
 
@@ -184,21 +184,21 @@ def check_shm(gpus: int) -> tuple[Finding, ...]:
     size = sysfs.shm_bytes()
     if gpus < 2 or size >= _SHM_LEAST_BYTES:
         return ()
-    told = f"/dev/shm has {size >> 20} MiB for {gpus} ranks"
-    return (Finding("shm_small", told, "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there"),)
+    message = f"/dev/shm has {size >> 20} MiB for {gpus} ranks"
+    return (Finding("shm_small", message, "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there"),)
 
 
 def check_compiler() -> Iterator[Finding]:
     """What the load does without."""
-    if not compiler():
-        told = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes more of the processor"
-        yield Finding("no_compiler", told, "install gcc, or name a compiler in the agent's variable CC")
+    if not find_compiler():
+        message = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes more of the processor"
+        yield Finding("no_compiler", message, "install gcc, or name a compiler in the agent's variable CC")
 
 
-def check_clock(host: HostView) -> Iterator[Finding]:
+def check_clock(host: HostState) -> Iterator[Finding]:
     """For the record: durations do not depend on it, dates of events do."""
     if jump_s := host.clock.jumped_s():
-        told = f"the wall clock was set by {jump_s:+.1f} s since the agent started"
-        yield Finding("clock_jumped", told, "dates of events before and after do not compare; durations do")
+        message = f"the wall clock was set by {jump_s:+.1f} s since the agent started"
+        yield Finding("clock_jumped", message, "dates of events before and after do not compare; durations do")
     if is_synchronised() is False:
         yield Finding("clock_unsynchronised", "the kernel calls its clock unsynchronised", "run chrony or systemd-timesyncd")

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet_agent.host.processes import ProcessStat, RecordedSession, members_of, read_stat
-from fleet_agent.server.supervisor import gone
+from fleet_agent.server.supervisor import wait_gone
 
 _PROC = Path("/proc")
-_LOOK_AGAIN_S = 1.0  # for processes that come to be during a launch
+_SCAN_AGAIN_S = 1.0  # for processes that come to be during a launch
 _SPAWNED_S = 10.0  # a spawned child without a title that lived so long was no helper
 # setproctitle(f"sglang::scheduler{prefix}") and its kin, sglang 0.4.1 - 0.5.23
 _TITLE = re.compile(r"^sglang::(\w+?)((?:_(?:DP|PP|TP|EP|CP|MOE_DP|MOE_EP)\d+)*)$", re.I)
-_OURS = "sglang::"
+_SGLANG_TITLE = "sglang::"
 _SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main")
 _LAUNCHER = re.compile(r"\bsglang\.launch_server\b|\bsglang (?:serve|launch)\b|/sglang\b.*\bserve\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class WatchedProcess:
     """A process of a server as it was last seen. `rank` as SGLang's log names it (`DP0 TP1`), empty where it has none."""
 
     process: ProcessStat
@@ -34,76 +34,76 @@ class Member:
         return f"{self.title} (pid {self.process.pid})"
 
 
-Report = Callable[[Member], Awaitable[None]]
+ReportProcessEnd = Callable[[WatchedProcess], Awaitable[None]]
 
 
-class Members:
+class ProcessWatch:
     """The processes of one server but its launcher, each waited for from when it was first seen."""
 
     def __init__(self, session: RecordedSession) -> None:
         self._session = session
-        self._known: dict[int, Member] = {}
+        self._known: dict[int, WatchedProcess] = {}
         self._since_s: dict[int, float] = {}
-        self._complete = asyncio.Event()
+        self._scanning_done = asyncio.Event()
 
-    def complete(self) -> None:
+    def stop_scanning(self) -> None:
         """The server is ready: one more look, and then none, so that nothing disturbs a measurement."""
-        self._complete.set()
+        self._scanning_done.set()
 
-    async def watch(self, report: Report) -> None:
+    async def watch(self, report: ReportProcessEnd) -> None:
         """Report each vital member that ends; returns when all that are known have ended."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                was_complete = self._complete.is_set()
-                await self._look(tasks, report)
+                was_complete = self._scanning_done.is_set()
+                await self._scan(tasks, report)
                 if was_complete:
                     return
                 try:
-                    async with asyncio.timeout(_LOOK_AGAIN_S):
-                        await self._complete.wait()
+                    async with asyncio.timeout(_SCAN_AGAIN_S):
+                        await self._scanning_done.wait()
                 except TimeoutError:
                     continue
 
-    async def _look(self, tasks: asyncio.TaskGroup, report: Report) -> None:
+    async def _scan(self, tasks: asyncio.TaskGroup, report: ReportProcessEnd) -> None:
         now_s = asyncio.get_running_loop().time()
-        for member in await asyncio.to_thread(look, self._session):
+        for member in await asyncio.to_thread(scan_server_processes, self._session):
             pid = member.process.pid
             known = self._known.get(pid)
             self._known[pid] = member
             if known is None or known.process.start_ticks != member.process.start_ticks:
                 self._since_s[pid] = now_s
-                tasks.create_task(self._see_end(member.process, report))
+                tasks.create_task(self._wait_end(member.process, report))
 
-    async def _see_end(self, process: ProcessStat, report: Report) -> None:
-        await gone(process)
-        member = _renamed(self._known[process.pid])
+    async def _wait_end(self, process: ProcessStat, report: ReportProcessEnd) -> None:
+        await wait_gone(process)
+        member = _with_final_name(self._known[process.pid])
         lived_s = asyncio.get_running_loop().time() - self._since_s[process.pid]
-        if member.is_vital and (_OURS in member.title or lived_s >= _SPAWNED_S):
+        if member.is_vital and (_SGLANG_TITLE in member.title or lived_s >= _SPAWNED_S):
             await report(member)
 
 
-def look(session: RecordedSession) -> list[Member]:
+def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
     """The living processes of the server but the leader of its session, with what their command lines say; reads all of /proc."""
     found = members_of(session)
     lines = {process.pid: _command_line(process.pid) for process in found}
     launchers = {pid for pid, line in lines.items() if _LAUNCHER.search(line)} | {session.pid}
-    return [_member(process, lines[process.pid], launchers) for process in found if process.pid != session.pid]
+    return [_classify(process, lines[process.pid], launchers) for process in found if process.pid != session.pid]
 
 
-def _member(process: ProcessStat, line: str, launchers: Iterable[int]) -> Member:
+def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> WatchedProcess:
     """Vital: what bears a title of SGLang's, and what its launcher spawned. Compilers, probes and what they start are neither."""
     title = line.partition(" ")[0]
     titled = _TITLE.match(title)
     if titled:
-        return Member(process, title, titled[2].strip("_").replace("_", " "), is_vital=True)
+        return WatchedProcess(process, title, titled[2].strip("_").replace("_", " "), is_vital=True)
     spawned = bool(_SPAWNED.search(line)) and process.parent in launchers
-    return Member(process, process.name, is_vital=spawned)
+    return WatchedProcess(process, process.name, is_vital=spawned)
 
 
-def _renamed(member: Member) -> Member:
+def _with_final_name(member: WatchedProcess) -> WatchedProcess:
     """With the name that a zombie still bears: its title may have been set after the last look."""
     now = read_stat(member.process.pid)
-    if _OURS in member.title or now is None or now.start_ticks != member.process.start_ticks or _OURS not in now.name:
+    if _SGLANG_TITLE in member.title or now is None or now.start_ticks != member.process.start_ticks or _SGLANG_TITLE not in now.name:
         return member
     return replace(member, title=now.name, is_vital=True)
 

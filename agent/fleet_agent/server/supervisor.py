@@ -20,20 +20,20 @@ from fleet_agent.host.processes import (
     ProcessStat,
     RecordedSession,
     boot_id,
-    doubtful_of,
+    find_session_by_token,
     members_of,
     processes_of_session,
     read_stat,
-    session_with_token,
+    unproven_members,
 )
 from fleet_protos.events import ServerStopped
 
-__all__ = ["RecordedSession", "ServerProcess", "Supervisor", "gone", "processes_of_session"]
+__all__ = ["RecordedSession", "ServerProcess", "Supervisor", "wait_gone", "processes_of_session"]
 
 log = logging.getLogger(__name__)
 
 _KILL_TIMEOUT_S = 30.0  # the kernel may need this long to give back the memory of a large model
-_LOOK_AGAIN_S = 1.0  # while a killed process is stuck in the kernel
+_KILL_AGAIN_S = 1.0  # while a killed process is stuck in the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +99,25 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        hunt = _Hunt(session)
+        shutdown = _Shutdown(session)
         ended_by = "none"
-        if members := await hunt.members():
+        if members := await shutdown.members():
             ended_by = "term"
-            _signal(members, signal.SIGTERM)
-            if await hunt.outlasts(began_s + term_timeout_s):
+            _send_signal(members, signal.SIGTERM)
+            if await shutdown.has_survivors(began_s + term_timeout_s):
                 ended_by = "kill"
-                await hunt.kill(loop.time() + self._kill_timeout_s)
+                await shutdown.kill(loop.time() + self._kill_timeout_s)
         await self._reap(session)
-        left = await hunt.left()
+        left = await shutdown.survivors()
         for process in left:
             log.error("server of session %s: %s is left over", session.session_id, process)
         return ServerStopped(ended_by, loop.time() - began_s, tuple(str(process) for process in left))
 
     def find_by_token(self, token: str) -> RecordedSession | None:
         """The server that bears this launch token in its environment. Reads all of /proc: call it in a thread on a large host."""
-        return session_with_token(token)
+        return find_session_by_token(token)
 
-    def descend(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
+    def living_processes(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
         """Every living process of the server, wherever it moved to; reads all of /proc."""
         return members_of(session)
 
@@ -128,14 +128,14 @@ class Supervisor:
         if child is None or child.session.start_ticks != session.start_ticks:
             return
         stat = read_stat(session.pid)
-        if stat is None or not stat.alive or stat.start_ticks != session.start_ticks:
+        if stat is None or not stat.is_alive or stat.start_ticks != session.start_ticks:
             await child.wait()
             if self._children.get(session.pid) is child:  # nobody else who waited was faster
                 del self._children[session.pid]
 
 
 @dataclass(slots=True)
-class _Hunt:
+class _Shutdown:
     """The end of one server. Remembers whom it saw, since a child is only shown to be the server's while its parent lives."""
 
     session: RecordedSession
@@ -143,36 +143,36 @@ class _Hunt:
 
     async def members(self) -> tuple[ProcessStat, ...]:
         """Looks again when nothing was found: a process that forks and ends during one look can hide its child from it."""
-        return await self._look() or await self._look()
+        return await self._scan() or await self._scan()
 
-    async def outlasts(self, deadline_s: float) -> bool:
+    async def has_survivors(self, deadline_s: float) -> bool:
         """True when processes are left at the deadline."""
         while members := await self.members():
             if asyncio.get_running_loop().time() >= deadline_s:
                 return True
-            await _wait_for(members, deadline_s)
+            await _wait_all_gone(members, deadline_s)
         return False
 
     async def kill(self, deadline_s: float) -> None:
         """KILL to all until none is left, again and again for those that came to be meanwhile."""
         loop = asyncio.get_running_loop()
         while loop.time() < deadline_s and (members := await self.members()):
-            _signal(members, signal.SIGKILL)
-            await _wait_for(members, min(loop.time() + _LOOK_AGAIN_S, deadline_s))
+            _send_signal(members, signal.SIGKILL)
+            await _wait_all_gone(members, min(loop.time() + _KILL_AGAIN_S, deadline_s))
 
-    async def left(self) -> tuple[ProcessStat, ...]:
+    async def survivors(self) -> tuple[ProcessStat, ...]:
         """What is alive now, and what may be the server's and cannot be shown to be."""
-        return *await self.members(), *await asyncio.to_thread(doubtful_of, self.session, tuple(self.known.values()))
+        return *await self.members(), *await asyncio.to_thread(unproven_members, self.session, tuple(self.known.values()))
 
-    async def _look(self) -> tuple[ProcessStat, ...]:
+    async def _scan(self) -> tuple[ProcessStat, ...]:
         found = await asyncio.to_thread(members_of, self.session, tuple(self.known.values()))
         self.known.update((process.pid, process) for process in found)
         return found
 
 
-async def gone(process: ProcessStat) -> None:
+async def wait_gone(process: ProcessStat) -> None:
     """Returns when the process has ended, or when its id is no longer its own. By event, for processes that are not our children too."""
-    descriptor = _open(process)
+    descriptor = _open_pidfd(process)
     if descriptor is None:
         return
     loop = asyncio.get_running_loop()
@@ -185,17 +185,17 @@ async def gone(process: ProcessStat) -> None:
         os.close(descriptor)
 
 
-async def _wait_for(members: Iterable[ProcessStat], deadline_s: float) -> None:
+async def _wait_all_gone(members: Iterable[ProcessStat], deadline_s: float) -> None:
     """Returns when all have ended or at the deadline of the loop's clock."""
     try:
         async with asyncio.timeout_at(deadline_s), asyncio.TaskGroup() as tasks:
             for process in members:
-                tasks.create_task(gone(process))
+                tasks.create_task(wait_gone(process))
     except TimeoutError:
         return
 
 
-def _open(process: ProcessStat) -> int | None:
+def _open_pidfd(process: ProcessStat) -> int | None:
     """A pidfd of exactly this process, None when it has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -212,9 +212,9 @@ def _open(process: ProcessStat) -> int | None:
     return descriptor
 
 
-def _signal(members: Iterable[ProcessStat], number: signal.Signals) -> None:
+def _send_signal(members: Iterable[ProcessStat], number: signal.Signals) -> None:
     for process in members:
-        descriptor = _open(process)
+        descriptor = _open_pidfd(process)
         if descriptor is None:
             continue
         try:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fleet_agent.core.engine import Engine, Place
+from fleet_agent.core.engine import EngineAdapter, LaunchPlace
 from fleet_agent.engines.sglang.launch.nccl_logging import with_nccl_log
-from fleet_agent.host.host_state import HostView
-from fleet_agent.host.port_owner import stranger_at
+from fleet_agent.host.host_state import HostState
+from fleet_agent.host.port_owner import foreign_listener
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.server.host_findings import Finding, flags, refusal
-from fleet_agent.server.launch_setup import clear_up, prepare, secrets_of
-from fleet_agent.server.monitor import Guard
+from fleet_agent.server.host_findings import Finding, launch_flags, launch_refusal
+from fleet_agent.server.launch_setup import clean_up_launch, load_secrets, prepare_command
+from fleet_agent.server.monitor import ServerMonitor
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.preflight import preflight
 from fleet_agent.server.supervisor import RecordedSession, ServerProcess, Supervisor
@@ -23,58 +23,58 @@ from fleet_agent.storage import trial_artifacts
 from fleet_agent.storage.artifact_retention import KEPT_BYTES
 from fleet_agent.storage.secrets import Secrets
 from fleet_protos import events as ev
-from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerFailed
+from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerError
 from fleet_protos.trial_types import EngineKind, TrialSpec
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0  # between two looks at readiness: short at first, then never above a second
-_LOOK_LIMIT_S = 30.0  # one look may take this long: a real completion on a cold server
+_READY_CHECK_LIMIT_S = 30.0  # one look may take this long: a real completion on a cold server
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class TrialTools:
     """What the agent lends to each trial."""
 
     supervisor: Supervisor
     load: LoadProcess
     ports: Ports
-    engines: Mapping[EngineKind, Engine]
-    host: HostView = field(default_factory=HostView)
+    engines: Mapping[EngineKind, EngineAdapter]
+    host: HostState = field(default_factory=HostState)
     kept_bytes: int = KEPT_BYTES  # of files of ended trials that the controller has too
 
 
 @dataclass(slots=True)
-class Launch:
+class ServerLaunch:
     """One launch of the trial's server. `session` and `guard` are None until a process exists; `used_mib` is of its GPUs before it."""
 
-    place: Place
+    place: LaunchPlace
     log: Path
     witness: bool = False
     began_s: float = 0.0
     process: ServerProcess | None = None
     session: RecordedSession | None = None
-    guard: Guard | None = None
+    monitor: ServerMonitor | None = None
     used_mib: Mapping[int, int] = field(default_factory=dict)
-    found: tuple[Finding, ...] = ()  # by the preflight
+    findings: tuple[Finding, ...] = ()  # by the preflight
 
 
 class TrialServer:
     """The server that one trial launches, or only looks at when it is somebody else's."""
 
-    def __init__(self, spec: TrialSpec, tools: Tools, gpus: tuple[int, ...], folder: Path) -> None:
+    def __init__(self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path) -> None:
         self._spec = spec
         self._tools = tools
         self._engine = tools.engines[spec.engine.kind]
         self._folder = folder
-        place = Place(port=0, gpus=gpus, folder=folder / "server", token=f"{spec.trial_id}/{spec.attempt}")
-        self._now = Launch(place, folder / "server.log")
-        self._settled = asyncio.Event()
-        self._settled.set()
+        place = LaunchPlace(port=0, gpus=gpus, folder=folder / "server", token=f"{spec.trial_id}/{spec.attempt}")
+        self._launched = ServerLaunch(place, folder / "server.log")
+        self._launch_settled = asyncio.Event()
+        self._launch_settled.set()
         self.secrets = Secrets()  # of the launch: whatever is told or kept of it is masked with them
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return self._engine.url(self._spec, self._now.place)
+        return self._engine.url(self._spec, self._launched.place)
 
     @property
     def is_observable(self) -> bool:
@@ -85,7 +85,7 @@ class TrialServer:
 
     async def launch(self, announce: Callable[[ev.Body], None], witness: bool = False) -> ev.Body:
         """ServerLaunched, or ServerFailed when no process came to be. Announces ServerLaunching first."""
-        self._settled.clear()
+        self._launch_settled.clear()
         try:
             return await self._launch(announce, witness)
         except ConfigError as error:
@@ -95,41 +95,41 @@ class TrialServer:
         except OSError as error:
             return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", f"{type(error).__name__}: {error}")
         finally:
-            self._settled.set()
+            self._launch_settled.set()
 
     async def _launch(self, announce: Callable[[ev.Body], None], witness: bool) -> ev.Body:
-        self._now = now = self._new_launch(witness)
+        self._launched = now = self._new_launch(witness)
         now.place.folder.mkdir(parents=True, exist_ok=True)
-        command = self._engine.command(with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place)
-        self.secrets = await asyncio.to_thread(secrets_of, command.env)
-        now.found = await preflight(self._spec, now.place, self._tools.host)
-        if refused := refusal(now.found):
+        command = self._engine.launch_command(with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place)
+        self.secrets = await asyncio.to_thread(load_secrets, command.env)
+        now.findings = await preflight(self._spec, now.place, self._tools.host)
+        if refused := launch_refusal(now.findings):
             return refused
-        now.used_mib = await self._tools.host.baseline(self._spec.engine.kind, now.place.gpus)
+        now.used_mib = await self._tools.host.memory_baseline(self._spec.engine.kind, now.place.gpus)
         announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus, witness))
         now.began_s = time.monotonic()
-        now.process = await self._tools.supervisor.launch(prepare(command, self.secrets), now.log)
+        now.process = await self._tools.supervisor.launch(prepare_command(command, self.secrets), now.log)
         now.session = session = now.process.session
-        now.guard = Guard(now.process, self._spec.engine)
+        now.monitor = ServerMonitor(now.process, self._spec.engine)
         return ev.ServerLaunched(
             session.pid, session.session_id, session.start_ticks, self.url, command.argv, dict(command.env), str(now.log), session.boot_id
         )
 
-    def _new_launch(self, witness: bool) -> Launch:
-        token = self._now.place.token
-        self._tools.ports.give_back(token)
-        port = self._tools.ports.take(token)
-        return Launch(replace(self._now.place, port=port), self._folder / ("witness.log" if witness else "server.log"), witness)
+    def _new_launch(self, witness: bool) -> ServerLaunch:
+        token = self._launched.place.token
+        self._tools.ports.release_port(token)
+        port = self._tools.ports.allocate(token)
+        return ServerLaunch(replace(self._launched.place, port=port), self._folder / ("witness.log" if witness else "server.log"), witness)
 
-    async def settled(self) -> None:
+    async def wait_launch_settled(self) -> None:
         """Returns when no launch is half-way: its process, if there is one, is known."""
-        await self._settled.wait()
+        await self._launch_settled.wait()
 
     def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.Body], None]) -> None:
         """Report how the launch comes on, and the server's death or standstill, unless we are the ones who stop it."""
-        guard = self._now.guard
-        if guard is not None:
-            tasks.create_task(guard.watch(report))
+        monitor = self._launched.monitor
+        if monitor is not None:
+            tasks.create_task(monitor.watch(report))
 
     # Ready, proof
 
@@ -140,89 +140,89 @@ class TrialServer:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 while True:
                     looked_at_s = time.monotonic()
-                    missing = await self._look()
+                    missing = await self._check_ready()
                     if not missing:
-                        return await self._ready()
+                        return await self._confirm_ready()
                     looked_at_s = 0.0
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.3, _LAST_LOOK_S)
-        except ServerFailed as error:
-            return self._failed(error)
+        except ServerError as error:
+            return self._failure_event(error)
         except TimeoutError:
             if looked_at_s and time.monotonic() - looked_at_s > 1:  # the look before it tells what was, not what is
-                missing = self._silent(time.monotonic() - looked_at_s)
+                missing = self._no_answer_message(time.monotonic() - looked_at_s)
             return ev.ServerFailed(
                 ErrorKind.SERVER_UNHEALTHY,
                 "not_ready",
                 f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
-                log_tail=trial_artifacts.tail(self._now.log),
+                log_tail=trial_artifacts.read_tail(self._launched.log),
             )
 
-    async def _ready(self) -> ev.Body:
+    async def _confirm_ready(self) -> ev.Body:
         """Something answers as our server does. Raises ServerFailed when it is another process that listens there."""
-        now = self._now
-        if now.guard is None:
+        now = self._launched
+        if now.monitor is None:
             return ev.ServerReady()
         ready_s = time.monotonic() - now.began_s
-        if stranger := await asyncio.to_thread(stranger_at, now.place.port, now.guard.processes()):
+        if stranger := await asyncio.to_thread(foreign_listener, now.place.port, now.monitor.processes()):
             message = f"port {now.place.port} is held by {stranger}, which is not of the server that was launched"
-            raise ServerFailed(ErrorKind.SERVER_LAUNCH, "port_in_use", message)
-        return ev.ServerReady(ready_s, await now.guard.ready())
+            raise ServerError(ErrorKind.SERVER_LAUNCH, "port_in_use", message)
+        return ev.ServerReady(ready_s, await now.monitor.finish_launch())
 
-    async def _look(self) -> str:
+    async def _check_ready(self) -> str:
         """What is missing, empty when nothing is; a look that takes too long is one of many, not the end."""
         try:
-            async with asyncio.timeout(_LOOK_LIMIT_S):
-                return await self._engine.ready(self._spec, self.url)
+            async with asyncio.timeout(_READY_CHECK_LIMIT_S):
+                return await self._engine.check_ready(self._spec, self.url)
         except TimeoutError:
-            return self._silent(_LOOK_LIMIT_S)
+            return self._no_answer_message(_READY_CHECK_LIMIT_S)
 
-    def _silent(self, seconds: float) -> str:
+    def _no_answer_message(self, seconds: float) -> str:
         return f"{self.url} has not answered for {seconds:.0f} s"
 
     async def prove(self) -> ev.Body:
         """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped answering."""
         try:
-            async with asyncio.timeout(_LOOK_LIMIT_S):
+            async with asyncio.timeout(_READY_CHECK_LIMIT_S):
                 engine = replace(self._spec.engine, env=self.secrets.fill(self._spec.engine.env))  # the server shows values, not references
-                proof = await self._engine.prove(replace(self._spec, engine=engine), self.url, self._now.log)
-        except ServerFailed as error:
-            return self._failed(error)
+                proof = await self._engine.prove_configuration(replace(self._spec, engine=engine), self.url, self._launched.log)
+        except ServerError as error:
+            return self._failure_event(error)
         except TimeoutError:
             return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self.url} did not show its configuration in time")
-        gates = (*proof.gates, *flags(self._now.found))
-        return replace(proof, gates=gates, fingerprint=await self._tools.host.fingerprint(), witness=self._now.witness)
+        gates = (*proof.gates, *launch_flags(self._launched.findings))
+        return replace(proof, gates=gates, fingerprint=await self._tools.host.fingerprint(), witness=self._launched.witness)
 
-    def _failed(self, error: ServerFailed) -> ev.ServerFailed:
+    def _failure_event(self, error: ServerError) -> ev.ServerFailed:
         return ev.ServerFailed(
-            error.kind, error.failure_class, error.message, error.server_exit_code, error.log_tail or trial_artifacts.tail(self._now.log)
+            error.kind, error.failure_class, error.message, error.server_exit_code, error.log_tail or trial_artifacts.read_tail(self._launched.log)
         )
 
     # End
 
-    async def verdict(self) -> None:
+    async def wait_death_reported(self) -> None:
         """Returns when a death of the server that has been noticed has been told too: it explains what it led to."""
-        if self._now.guard is not None:
-            await self._now.guard.verdict()
+        if self._launched.monitor is not None:
+            await self._launched.monitor.wait_death_reported()
 
     async def stop(self) -> ev.ServerStopped:
         """ServerStopped with the proof that nothing of the server is left; harmless without a server."""
-        await self.settled()
-        now = self._now
-        if now.guard is not None:
-            now.guard.dismiss()
+        await self.wait_launch_settled()
+        now = self._launched
+        if now.monitor is not None:
+            now.monitor.stop_reporting()
         session = now.session or await asyncio.to_thread(self._tools.supervisor.find_by_token, now.place.token)
         stopped = await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s) if session else ev.ServerStopped()
         now.session = session if stopped.left_over else None
-        ended = await clear_up(stopped, self._spec.engine, now.place, self.secrets)
-        return replace(ended, left_over=(*ended.left_over, *await self._tools.host.settle(now.used_mib)))
+        ended = await clean_up_launch(stopped, self._spec.engine, now.place, self.secrets)
+        return replace(ended, left_over=(*ended.left_over, *await self._tools.host.wait_memory_back(now.used_mib)))
 
     def adopt(self, launched: ev.ServerLaunched) -> None:
         """Take over the server that an earlier agent process recorded, only to end it."""
-        self._now.session = RecordedSession(
-            launched.pid, launched.session_id, launched.start_ticks, self._now.place.token, launched.log_path, launched.boot_id
+        self._launched.session = RecordedSession(
+            launched.pid, launched.session_id, launched.start_ticks, self._launched.place.token, launched.log_path, launched.boot_id
         )
 
-    def forget(self) -> None:
+    def release_port(self) -> None:
         """Give back the port."""
-        self._tools.ports.give_back(self._now.place.token)
+        self._tools.ports.release_port(self._launched.place.token)

@@ -12,37 +12,37 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 1 << 30  # of files that the controller has too, for whoever looks on the host
-_LISTED = 1000
-_MARK = ".released"
+_MAX_LISTED = 1000
+_RELEASED_MARK = ".released"
 
-Key = tuple[str, int]  # trial id, attempt
+AttemptKey = tuple[str, int]  # trial id, attempt
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _AttemptFolder:
     folder: Path
     released: bool = False
     size_bytes: int = 0  # known from its release on
 
 
-class Shelf:
+class ArtifactRetention:
     """The attempt folders TRIAL/ATTEMPT below `root`, oldest first. What nobody released is never removed."""
 
     def __init__(self, root: Path, kept_bytes: int = KEPT_BYTES) -> None:
         self._root = root
         self._kept_bytes = kept_bytes
-        self._attempts: dict[Key, _Kept] = {key: _Kept(folder, *_state(folder)) for key, folder in _found(root)}
+        self._attempts: dict[AttemptKey, _AttemptFolder] = {key: _AttemptFolder(folder, *_release_state(folder)) for key, folder in _find_attempts(root)}
 
-    def owed(self, active: frozenset[Key]) -> list[str]:
+    def unreleased(self, active: frozenset[AttemptKey]) -> list[str]:
         """TRIAL/ATTEMPT that are over and not released, the oldest 1000."""
         waiting = (key for key, kept in self._attempts.items() if not kept.released and key not in active)
-        return [f"{trial_id}/{attempt}" for (trial_id, attempt), _ in zip(waiting, range(_LISTED), strict=False)]
+        return [f"{trial_id}/{attempt}" for (trial_id, attempt), _ in zip(waiting, range(_MAX_LISTED), strict=False)]
 
-    def place(self, trial_id: str, attempt: int) -> Path:
+    def create_folder(self, trial_id: str, attempt: int) -> Path:
         """The folder of an attempt, made if need be. Raises OSError."""
         folder = self._root / trial_id / str(attempt)
         folder.mkdir(parents=True, exist_ok=True)
-        self._attempts.setdefault((trial_id, attempt), _Kept(folder))
+        self._attempts.setdefault((trial_id, attempt), _AttemptFolder(folder))
         return folder
 
     def release(self, trial_id: str, attempt: int) -> None:
@@ -51,13 +51,13 @@ class Shelf:
         if kept is None or kept.released:
             return
         try:
-            (kept.folder / _MARK).touch()
+            (kept.folder / _RELEASED_MARK).touch()
         except OSError as error:  # a full disk: it is released again at the controller's next connection
             log.info("%s: %s", kept.folder, error.strerror)
-        self._attempts[trial_id, attempt] = _Kept(kept.folder, True, _size(kept.folder))
+        self._attempts[trial_id, attempt] = _AttemptFolder(kept.folder, True, _folder_bytes(kept.folder))
         self._remove_down_to(self._kept_bytes)
 
-    def make_room(self) -> None:
+    def drop_released(self) -> None:
         """The disk is full: nothing is kept that the controller has."""
         self._remove_down_to(0)
 
@@ -77,17 +77,17 @@ class Shelf:
             del self._attempts[key]
 
 
-def _found(root: Path) -> Iterator[tuple[Key, Path]]:
+def _find_attempts(root: Path) -> Iterator[tuple[AttemptKey, Path]]:
     """The attempt folders, the oldest first."""
     folders = [folder for folder in root.glob("*/*") if folder.is_dir() and folder.name.isdecimal()] if root.is_dir() else []
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns):
         yield (folder.parent.name, int(folder.name)), folder
 
 
-def _state(folder: Path) -> tuple[bool, int]:
-    released = (folder / _MARK).exists()
-    return released, _size(folder) if released else 0
+def _release_state(folder: Path) -> tuple[bool, int]:
+    released = (folder / _RELEASED_MARK).exists()
+    return released, _folder_bytes(folder) if released else 0
 
 
-def _size(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     return sum(os.lstat(Path(place) / name).st_blocks * 512 for place, _, names in os.walk(folder) for name in names)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fleet_agent.storage import journal_file as file_of
-from fleet_agent.storage.journal_file import FORMAT, JournalDamaged, Reserve
+from fleet_agent.storage.journal_file import FORMAT, DiskReserve, JournalDamaged
 from fleet_protos.codec import event_from_json, event_to_json
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict, FleetError
 from fleet_protos.events import Body, Event, TrialAccepted, TrialOver
 from fleet_protos.trial_types import Phase
@@ -37,7 +37,7 @@ _ACKNOWLEDGED = b'{"acknowledged"'
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int]  # trial id and attempt
+AttemptKey = tuple[str, int]  # trial id and attempt
 
 
 class JournalFailed(FleetError):
@@ -48,11 +48,11 @@ class JournalFailed(FleetError):
 class _Header:
     agent_id: str
     base_sequence: int = 0  # of the last event before this file; sequence numbers never go back
-    finished: tuple[Key, ...] = ()
-    lease: Lease = field(default_factory=Lease)
+    finished: tuple[AttemptKey, ...] = ()
+    lease: ControllerEpoch = field(default_factory=ControllerEpoch)
 
     def encoded(self) -> bytes:
-        return _record(journal=FORMAT, **asdict(self))
+        return _encode_record(journal=FORMAT, **asdict(self))
 
 
 class Journal:
@@ -66,17 +66,17 @@ class Journal:
         self._compact_above_bytes = compact_above_bytes
         self._remembered = remembered
         self._offsets = array("Q")
-        self._begun: dict[Key, int] = {}  # trials that are not over → sequence of their first event
-        self._finished: dict[Key, None] = dict.fromkeys(header.finished)
+        self._begun: dict[AttemptKey, int] = {}  # trials that are not over → sequence of their first event
+        self._finished: dict[AttemptKey, None] = dict.fromkeys(header.finished)
         self._newest: dict[str, int] = {}  # trial id → highest attempt of those
         for trial_id, attempt in header.finished:
             self._newest[trial_id] = max(attempt, self._newest.get(trial_id, 0))
         self._acknowledged = header.base_sequence
-        self._lease = header.lease
-        self._reserve = Reserve(RESERVE_BYTES)
+        self._epoch = header.lease
+        self._reserve = DiskReserve(RESERVE_BYTES)
         self._size = 0
         self._file = -1
-        self._broken = ""
+        self._broken_reason = ""
         self.repaired = ""  # what was cut off a torn end when it was opened, else empty
 
     @classmethod
@@ -88,25 +88,25 @@ class Journal:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = file_of.locked(folder / "lock")
+            lock = file_of.acquire_lock(folder / "lock")
         except OSError as error:
             raise JournalFailed(f"{folder}: {error.strerror}", "choose another --state, or make this one writable") from error
         with ExitStack() as unless_open:
             unless_open.callback(os.close, lock)
-            journal = cls._of_folder(folder, lock, compact_above_bytes, remembered)
+            journal = cls._open_folder(folder, lock, compact_above_bytes, remembered)
             unless_open.pop_all()
         return journal
 
     @classmethod
-    def _of_folder(cls, folder: Path, lock: int, compact_above_bytes: int, remembered: int) -> Journal:
+    def _open_folder(cls, folder: Path, lock: int, compact_above_bytes: int, remembered: int) -> Journal:
         try:
             path = folder / "events.jsonl"
             (folder / "events.jsonl.new").unlink(missing_ok=True)  # of a compaction that was interrupted: the old file is whole
             if not path.exists():
-                file_of.replace(path, _Header(uuid.uuid4().hex).encoded())
-            journal = cls(folder, _header(path), lock, compact_above_bytes, remembered)
+                file_of.replace_file(path, _Header(uuid.uuid4().hex).encoded())
+            journal = cls(folder, _read_header(path), lock, compact_above_bytes, remembered)
             journal._load()
-            journal.keep_reserve()
+            journal.refill_reserve()
         except OSError as error:
             raise JournalFailed(f"{folder}: {error.strerror}", "look at the disk that holds it") from error
         return journal
@@ -132,26 +132,26 @@ class Journal:
         return self._acknowledged
 
     @property
-    def finished(self) -> frozenset[Key]:
+    def finished(self) -> frozenset[AttemptKey]:
         """(trial id, attempt) of trials that are over, also when compaction dropped their events; the last 10,000."""
         return frozenset(self._finished)
 
     @property
-    def lease(self) -> Lease:
+    def epoch(self) -> ControllerEpoch:
         """Of the controller that was obeyed last."""
-        return self._lease
+        return self._epoch
 
     @property
     def is_broken(self) -> bool:
         """Nothing more can be written until the file is opened anew."""
-        return bool(self._broken)
+        return bool(self._broken_reason)
 
-    def misses(self) -> str:
+    def missing_files(self) -> str:
         """What of its files is no longer where it was opened, in words; empty when all is. Nothing here can be opened anew then."""
         if self._file < 0:
             return ""  # it is closed
         for path, descriptor in ((self._path, self._file), (self._folder / "lock", self._lock)):
-            if fault := file_of.strayed(path, descriptor):
+            if fault := file_of.why_moved(path, descriptor):
                 return fault
         return "" if os.access(self._folder, os.W_OK | os.X_OK) else f"{self._folder} cannot be written any more"
 
@@ -168,10 +168,10 @@ class Journal:
         """The highest attempt of the trial that was accepted; 0 when none is known."""
         return self._newest.get(trial_id, 0)
 
-    def keep_reserve(self) -> None:
+    def refill_reserve(self) -> None:
         """Take space for the ends of trials again, when it is lacking and there is room."""
         if self._file >= 0:
-            self._reserve.keep(self._file, self._size)
+            self._reserve.refill(self._file, self._size)
 
     def append(self, body: Body, trial_id: str, attempt: int, *, cause: int, phase: Phase, time_unix_ns: int) -> Event:
         """Write one event and return it with its sequence number, once it is on disk.
@@ -179,38 +179,38 @@ class Journal:
         Raises JournalFailed: the event counts as not written, and the file ends with the one before.
         """
         event = Event(self.last_sequence + 1, time_unix_ns, trial_id, attempt, cause, phase, body)
-        record = file_of.line(event_to_json(event))
+        record = file_of.encode_line(event_to_json(event))
         self._write(record)
         self._sync()
-        self._note(event.trial_id, event.attempt, begins=isinstance(body, TrialAccepted), ends=isinstance(body, TrialOver))
+        self._index_record(event.trial_id, event.attempt, begins=isinstance(body, TrialAccepted), ends=isinstance(body, TrialOver))
         self._size += len(record)
-        self.keep_reserve()
+        self.refill_reserve()
         return event
 
-    def obey(self, lease: Lease) -> None:
+    def record_epoch(self, epoch: ControllerEpoch) -> None:
         """Remember whose orders count from here on, on disk before it returns. Raises JournalFailed."""
-        record = _record(acknowledged=self._acknowledged, lease=asdict(lease))
+        record = _encode_record(acknowledged=self._acknowledged, lease=asdict(epoch))
         self._write(record)
         self._sync()
         self._size += len(record)
-        self._lease = lease
+        self._epoch = epoch
 
     def events(self, after_sequence: int = 0) -> Iterator[Event]:
         """Each event held with a sequence above `after_sequence`, oldest first, as they are when iteration begins. Raises JournalFailed."""
         first = max(after_sequence - self._header.base_sequence, 0)
         if first >= len(self._offsets):
             return
-        with self._opened() as file:
+        with self._open_for_reading() as file:
             end = self._size
             file.seek(self._offsets[first])
             while file.tell() < end:
-                content = file_of.content_of(file.readline())
+                content = file_of.decode_line(file.readline())
                 if content is None:
-                    raise file_of.changed_since(self._path, file.tell())
+                    raise file_of.changed_record(self._path, file.tell())
                 if not content.startswith(_ACKNOWLEDGED):
                     yield event_from_json(content.decode())
 
-    def _opened(self) -> BinaryIO:
+    def _open_for_reading(self) -> BinaryIO:
         try:
             return self._path.open("rb")
         except OSError as error:
@@ -226,7 +226,7 @@ class Journal:
             raise Conflict(f"event {up_to} was acknowledged, the last one is {self.last_sequence}", "the controller follows another agent")
         if up_to <= self._acknowledged:
             return
-        record = _record(acknowledged=up_to)
+        record = _encode_record(acknowledged=up_to)
         self._write(record)
         self._size += len(record)
         self._acknowledged = up_to
@@ -244,19 +244,19 @@ class Journal:
         base = self._droppable
         if base == self._header.base_sequence:
             return False
-        header = _Header(self.agent_id, base, tuple(self._finished), self._lease)
-        acknowledged = _record(acknowledged=self._acknowledged) if self._acknowledged > base else b""
+        header = _Header(self.agent_id, base, tuple(self._finished), self._epoch)
+        acknowledged = _encode_record(acknowledged=self._acknowledged) if self._acknowledged > base else b""
         try:
-            file_of.replace(self._path, header.encoded() + self._from(self._offset_after(base)) + acknowledged)
+            file_of.replace_file(self._path, header.encoded() + self._read_from(self._offset_after(base)) + acknowledged)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._write_error(error) from error
         replaced, self._file = self._file, -1  # a number that is closed may be another file's next
         os.close(replaced)
         self._header, self._acknowledged = header, base
         self._offsets = array("Q")
         self._begun.clear()
         self._load()
-        self.keep_reserve()
+        self.refill_reserve()
         return True
 
     @property
@@ -269,7 +269,7 @@ class Journal:
         following = sequence - self._header.base_sequence
         return self._offsets[following] if following < len(self._offsets) else self._size
 
-    def _from(self, offset: int) -> bytes:
+    def _read_from(self, offset: int) -> bytes:
         with self._path.open("rb") as file:
             file.seek(offset)
             return file.read(self._size - offset)
@@ -280,16 +280,16 @@ class Journal:
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self._lock = -1
-        self._broken = "it is closed"
+        self._broken_reason = "it is closed"
 
     # Inside
 
     def _load(self) -> None:
         self._size = 0
-        self._reserve.forget()
-        for number, line, content in file_of.records(self._path):
+        self._reserve.reset()
+        for number, line, content in file_of.read_records(self._path):
             if number > 1:
-                self._restore(number, content)
+                self._restore_record(number, content)
             self._size += len(line)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         if (surplus := os.fstat(self._file).st_size - self._size) > 0:
@@ -299,18 +299,18 @@ class Journal:
             self.repaired = f"{self._path}: a torn record of {surplus} bytes at the end was cut off; {last}"
             log.warning("%s", self.repaired)
 
-    def _restore(self, number: int, content: bytes) -> None:
+    def _restore_record(self, number: int, content: bytes) -> None:
         """Note a record from its plain JSON: an agent reads its whole journal at its start, and needs few fields of it."""
-        told = json.loads(content)
+        record = json.loads(content)
         if content.startswith(_ACKNOWLEDGED):
-            self._acknowledged = max(told["acknowledged"], self._header.base_sequence)
-            self._lease = Lease(**told["lease"]) if "lease" in told else self._lease
+            self._acknowledged = max(record["acknowledged"], self._header.base_sequence)
+            self._epoch = ControllerEpoch(**record["lease"]) if "lease" in record else self._epoch
             return
-        if int(told.get("sequence", 0)) != self.last_sequence + 1:
-            raise file_of.damaged(self._path, number, f"event {told.get('sequence')} follows event {self.last_sequence}")
-        self._note(told.get("trial_id", ""), told.get("attempt", 0), begins="trial_accepted" in told, ends="trial_over" in told)
+        if int(record.get("sequence", 0)) != self.last_sequence + 1:
+            raise file_of.damaged_record(self._path, number, f"event {record.get('sequence')} follows event {self.last_sequence}")
+        self._index_record(record.get("trial_id", ""), record.get("attempt", 0), begins="trial_accepted" in record, ends="trial_over" in record)
 
-    def _note(self, trial_id: str, attempt: int, *, begins: bool, ends: bool) -> None:
+    def _index_record(self, trial_id: str, attempt: int, *, begins: bool, ends: bool) -> None:
         key = (trial_id, attempt)
         self._offsets.append(self._size)
         if begins:
@@ -320,47 +320,47 @@ class Journal:
             self._begun.pop(key, None)
             self._finished[key] = None
             if len(self._finished) > self._remembered:
-                self._forget(next(iter(self._finished)))
+                self._forget_finished(next(iter(self._finished)))
 
-    def _forget(self, key: Key) -> None:
+    def _forget_finished(self, key: AttemptKey) -> None:
         del self._finished[key]
         if self._newest.get(key[0]) == key[1]:
             del self._newest[key[0]]
 
     def _write(self, record: bytes) -> None:
-        if self._broken:
-            raise JournalFailed(f"{self._path}: nothing more is written, since {self._broken}", "restart the agent")
+        if self._broken_reason:
+            raise JournalFailed(f"{self._path}: nothing more is written, since {self._broken_reason}", "restart the agent")
         try:
             file_of.write_all(self._file, record)
         except OSError as error:
-            self._take_back()
-            raise self._failure(error) from error
+            self._cut_partial_record()
+            raise self._write_error(error) from error
 
     def _sync(self) -> None:
         try:
             os.fsync(self._file)
         except OSError as error:  # what is on disk is unknown from here on: only reading it anew can tell
-            self._broken = f"the disk failed ({error.strerror})"
-            raise self._failure(error) from error
+            self._broken_reason = f"the disk failed ({error.strerror})"
+            raise self._write_error(error) from error
 
-    def _take_back(self) -> None:
-        self._reserve.forget()
+    def _cut_partial_record(self) -> None:
+        self._reserve.reset()
         try:
             os.ftruncate(self._file, self._size)
         except OSError as error:
-            self._broken = f"half a record could not be taken back ({error.strerror})"
+            self._broken_reason = f"half a record could not be taken back ({error.strerror})"
 
-    def _failure(self, error: OSError) -> JournalFailed:
+    def _write_error(self, error: OSError) -> JournalFailed:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = f"free space on the disk of {self._folder}" if full else f"look at the disk of {self._folder}"
         return JournalFailed(f"{self._path}: an event could not be written: {error.strerror}", hint)
 
 
-def _record(**told: object) -> bytes:
-    return file_of.line(json.dumps(told, separators=(",", ":")))
+def _encode_record(**fields: object) -> bytes:
+    return file_of.encode_line(json.dumps(fields, separators=(",", ":")))
 
 
-def _header(path: Path) -> _Header:
-    told = file_of.read_header(path)
-    finished = tuple((str(trial), int(attempt)) for trial, attempt in told["finished"])
-    return _Header(str(told["agent_id"]), int(told["base_sequence"]), finished, Lease(**told.get("lease", {})))
+def _read_header(path: Path) -> _Header:
+    header = file_of.read_header(path)
+    finished = tuple((str(trial), int(attempt)) for trial, attempt in header["finished"])
+    return _Header(str(header["agent_id"]), int(header["base_sequence"]), finished, ControllerEpoch(**header.get("lease", {})))

@@ -29,52 +29,52 @@ class JournalDamaged(FleetError):
     """A record in the middle of the journal cannot be read. What follows it cannot be trusted, so the agent must not guess."""
 
 
-def line(told: str) -> bytes:
+def encode_line(text: str) -> bytes:
     """The line of a JSON text."""
-    content = told.encode()
+    content = text.encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
-def content_of(whole: bytes) -> bytes | None:
+def decode_line(raw_line: bytes) -> bytes | None:
     """The JSON of a line, None when it is torn or damaged."""
-    if len(whole) < 10 or not whole.endswith(b"\n"):
+    if len(raw_line) < 10 or not raw_line.endswith(b"\n"):
         return None
-    content = whole[9:-1]
-    return content if whole[:9] == b"%08x " % zlib.crc32(content) else None
+    content = raw_line[9:-1]
+    return content if raw_line[:9] == b"%08x " % zlib.crc32(content) else None
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """The first record. Raises JournalDamaged when it is none of this format."""
     with path.open("rb") as file:
-        content = content_of(file.readline())
-    told: dict[str, Any] = json.loads(content) if content else {}  # it was renamed into place whole, so it is never torn
-    if told.get("journal") != FORMAT:
-        raise damaged(path, 1, f"no header of {FORMAT}")
-    return told
+        content = decode_line(file.readline())
+    header: dict[str, Any] = json.loads(content) if content else {}  # it was renamed into place whole, so it is never torn
+    if header.get("journal") != FORMAT:
+        raise damaged_record(path, 1, f"no header of {FORMAT}")
+    return header
 
 
-def records(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+def read_records(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
     """(line number, line, its JSON) of each whole record. Raises JournalDamaged unless only the last one is not whole."""
     with path.open("rb") as file:
-        for number, whole in enumerate(file, start=1):
-            content = content_of(whole)
+        for number, raw_line in enumerate(file, start=1):
+            content = decode_line(raw_line)
             if content is not None:
-                yield number, whole, content
+                yield number, raw_line, content
             elif file.read(1):
-                raise damaged(path, number, "its checksum is wrong")
+                raise damaged_record(path, number, "its checksum is wrong")
 
 
-def damaged(path: Path, number: int, why: str) -> JournalDamaged:
+def damaged_record(path: Path, number: int, why: str) -> JournalDamaged:
     """The error about the record in that line."""
     return JournalDamaged(f"{path}, line {number}: the record cannot be read: {why}", _MOVE_AWAY)
 
 
-def changed_since(path: Path, offset: int) -> JournalDamaged:
+def changed_record(path: Path, offset: int) -> JournalDamaged:
     """The error about a record that was whole when it was written."""
     return JournalDamaged(f"{path}: the record before byte {offset} changed after it was written", _MOVE_AWAY)
 
 
-def strayed(path: Path, descriptor: int) -> str:
+def why_moved(path: Path, descriptor: int) -> str:
     """Why `path` no longer leads to the open file, in words; empty when it does."""
     try:
         there, ours = path.stat(), os.fstat(descriptor)
@@ -91,7 +91,7 @@ def write_all(descriptor: int, record: bytes) -> None:
         record = record[os.write(descriptor, record) :]
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Put `content` at `path`: after a crash at any point there is the old file or the new one. Raises OSError."""
     new = path.with_name(path.name + ".new")
     try:
@@ -112,7 +112,7 @@ def replace(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def locked(path: Path) -> int:
+def acquire_lock(path: Path) -> int:
     """An open descriptor that holds the lock. Raises Conflict when another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -126,7 +126,7 @@ def locked(path: Path) -> int:
     return descriptor
 
 
-class Reserve:
+class DiskReserve:
     """Disk space that belongs to a file beyond its end, so that its last records can be written when the disk is full."""
 
     def __init__(self, least_bytes: int) -> None:
@@ -138,7 +138,7 @@ class Reserve:
         """True when less than half of the reserve is left beyond `size`."""
         return self._possible and self._up_to - size < self._least_bytes // 2
 
-    def keep(self, descriptor: int, size: int) -> None:
+    def refill(self, descriptor: int, size: int) -> None:
         """Take the space again when it is used up; a full disk leaves what there is."""
         if not self.lacks(size):
             return
@@ -149,7 +149,7 @@ class Reserve:
             return
         self._up_to = size + self._least_bytes
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The file is another one, or was cut: nothing is known of space beyond its end."""
         self._up_to = 0
 

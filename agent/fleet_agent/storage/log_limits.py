@@ -20,28 +20,28 @@ LOG_BYTES = 256 << 20  # of one log
 ATTEMPT_BYTES = 16 << 30  # of all that a server writes into its attempt's folder
 _HEAD_BYTES = 16 << 20  # what was said at the launch
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _MOST_FILES = 100_000
 _MOST_NCCL_LOGS = 256
 _LOOK_S, _LOOKS_AT_ALL = 1.0, 5
 
 
-async def keep_small(log_path: Path, budget_bytes: int = ATTEMPT_BYTES, look_s: float = _LOOK_S) -> str:
+async def enforce_limits(log_path: Path, budget_bytes: int = ATTEMPT_BYTES, look_s: float = _LOOK_S) -> str:
     """Bound a server's logs for as long as it runs; returns, in words, when all that is in its folder is more than the budget."""
     folder, looks = log_path.parent, 0
     while True:
         await asyncio.sleep(look_s)
-        await asyncio.to_thread(bound, log_path)
+        await asyncio.to_thread(trim_log, log_path)
         looks += 1
         if looks % _LOOKS_AT_ALL == 0:
             for path in await asyncio.to_thread(lambda: sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]):
-                await asyncio.to_thread(bound, path)
+                await asyncio.to_thread(trim_log, path)
             used = await asyncio.to_thread(used_bytes, folder)
             if used > budget_bytes:
                 return f"the files of the trial in {folder} take {used >> 20} MiB of the disk, more than {budget_bytes >> 20} MiB"
 
 
-def bound(path: Path, limit: int = LOG_BYTES) -> int:
+def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
     """Bytes that were dropped from the middle of a log that takes more than `limit` of the disk; 0 = none. Links are left alone."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -53,10 +53,10 @@ def bound(path: Path, limit: int = LOG_BYTES) -> int:
             return 0
         block = about.st_blksize or 4096
         head = min(_HEAD_BYTES, limit // 4)
-        first, end = _up(head, block), (about.st_size - limit // 2) // block * block
-        if end <= first or not _punch(descriptor, first, end - first):
+        first, end = _round_up(head, block), (about.st_size - limit // 2) // block * block
+        if end <= first or not _punch_hole(descriptor, first, end - first):
             return 0
-        os.pwrite(descriptor, _mark(end - first, limit), first)
+        os.pwrite(descriptor, _gap_notice(end - first, limit), first)
         return end - first
     except OSError as error:
         log.warning("%s cannot be bounded: %s", path, error.strerror)
@@ -65,19 +65,19 @@ def bound(path: Path, limit: int = LOG_BYTES) -> int:
         os.close(descriptor)
 
 
-def pieces(path: Path) -> Iterator[bytes]:
+def read_data_chunks(path: Path) -> Iterator[bytes]:
     """The content of a file as far as there is any: holes are left out. Constant memory. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         at = 0
-        while (at := next_data(file.fileno(), at)) >= 0:
+        while (at := next_data_offset(file.fileno(), at)) >= 0:
             end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
             os.lseek(file.fileno(), at, os.SEEK_SET)
-            while at < end and (piece := file.read(min(_PIECE_BYTES, end - at))):
+            while at < end and (piece := file.read(min(_CHUNK_BYTES, end - at))):
                 at += len(piece)
                 yield piece
 
 
-def next_data(descriptor: int, at: int) -> int:
+def next_data_offset(descriptor: int, at: int) -> int:
     """Where data begins, from there on; -1 at the end of the file."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA)
@@ -100,15 +100,15 @@ def used_bytes(folder: Path) -> int:
     return used
 
 
-def _up(number: int, block: int) -> int:
+def _round_up(number: int, block: int) -> int:
     return -(-number // block) * block
 
 
-def _mark(dropped: int, limit: int) -> bytes:
+def _gap_notice(dropped: int, limit: int) -> bytes:
     return f"\n[benchfleet: {dropped} bytes are left out here: a log is kept to {limit} bytes]\n".encode()
 
 
-def _punch(descriptor: int, offset: int, length: int) -> bool:
+def _punch_hole(descriptor: int, offset: int, length: int) -> bool:
     call = ctypes.CDLL(None, use_errno=True).fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if call(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0:

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fleet_agent.storage.log_limits import pieces
+from fleet_agent.storage.log_limits import read_data_chunks
 from fleet_protos.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SCHEME = "secret://"
+SECRET_SCHEME = "secret://"
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
-SHORTEST = 8  # a shorter value would be found, and masked, all over a log
+MIN_SECRET_LENGTH = 8  # a shorter value would be found, and masked, all over a log
 
-_SHORTEST_PIECE = 12
+_MIN_WORD_LENGTH = 12
 _LINE = re.compile(rf"({NAME_PATTERN})=(.*)", re.ASCII)
 _LARGEST_BYTES = 1 << 20
-_PAINT_BYTES = 1 << 20
+_OVERWRITE_BYTES = 1 << 20
 V = TypeVar("V")
 
 
@@ -41,9 +41,9 @@ def secrets_file(env: Mapping[str, str]) -> Path:
     return (Path(config) if config else Path(env.get("HOME") or Path.home()) / ".config") / "benchfleet" / "secrets"
 
 
-def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
+def secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
     """The secrets that an environment refers to, each once."""
-    return tuple(dict.fromkeys(value.removeprefix(SCHEME) for value in env.values() if value.startswith(SCHEME)))
+    return tuple(dict.fromkeys(value.removeprefix(SECRET_SCHEME) for value in env.values() if value.startswith(SECRET_SCHEME)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Secrets:
     def fill(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment with each `secret://NAME` replaced by its value: for the one process that is started, and for no record."""
         return {
-            name: self._values.get(value.removeprefix(SCHEME), value) if value.startswith(SCHEME) else value for name, value in env.items()
+            name: self._values.get(value.removeprefix(SECRET_SCHEME), value) if value.startswith(SECRET_SCHEME) else value for name, value in env.items()
         }
 
     def mask(self, value: V) -> V:
@@ -72,7 +72,7 @@ class Secrets:
         Raises OSError when they stay in it.
         """
         pairs = self._byte_pairs()
-        if not pairs or not _holds(path, [value for value, _ in pairs]):
+        if not pairs or not _contains_any(path, [value for value, _ in pairs]):
             return False
         fresh = path.with_name(f"{path.name}.masked")
         try:
@@ -82,10 +82,10 @@ class Secrets:
             log.warning("%s cannot be written anew without its secrets (%s): they are painted over", path, error.strerror)
             if fresh.is_file() and not fresh.is_symlink():
                 fresh.unlink()
-            _paint_over(path, [value for value, _ in pairs])
+            _overwrite_secrets(path, [value for value, _ in pairs])
         return True
 
-    def clean(self, path: Path) -> bool:
+    def mask_or_remove(self, path: Path) -> bool:
         """`mask_file`, and what cannot be masked is removed: then False."""
         try:
             self.mask_file(path)
@@ -100,12 +100,12 @@ class Secrets:
         if self._values:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and not path.is_symlink() and path.suffix != keep:
-                    self.clean(path)
+                    self.mask_or_remove(path)
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
             for found, name in self._pairs():
-                value = value.replace(found, f"{SCHEME}{name}")
+                value = value.replace(found, f"{SECRET_SCHEME}{name}")
             return value
         if isinstance(value, Mapping):
             return {self._masked(key): self._masked(entry) for key, entry in value.items()}
@@ -117,11 +117,11 @@ class Secrets:
 
     def _pairs(self) -> list[tuple[str, str]]:
         """(spelling, name), the longest first: a secret that holds another is masked whole. A reader of logs may have cut off pieces."""
-        found = {spelling: name for name, value in self._values.items() for spelling in (*_spellings(value), *_pieces(value))}
+        found = {spelling: name for name, value in self._values.items() for spelling in (*_spellings(value), *_long_words(value))}
         return sorted(found.items(), key=lambda pair: -len(pair[0]))
 
     def _byte_pairs(self) -> list[tuple[bytes, bytes]]:
-        return [(spelling.encode(), f"{SCHEME}{name}".encode()) for spelling, name in self._pairs()]
+        return [(spelling.encode(), f"{SECRET_SCHEME}{name}".encode()) for spelling, name in self._pairs()]
 
 
 def _spellings(value: str) -> set[str]:
@@ -130,11 +130,11 @@ def _spellings(value: str) -> set[str]:
     return {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], *quoted}
 
 
-def _pieces(value: str) -> list[str]:
-    return [piece for piece in re.split(r"[^A-Za-z0-9_.+/=-]+", value) if len(piece) >= _SHORTEST_PIECE]
+def _long_words(value: str) -> list[str]:
+    return [piece for piece in re.split(r"[^A-Za-z0-9_.+/=-]+", value) if len(piece) >= _MIN_WORD_LENGTH]
 
 
-def _replaced(content: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _replace_all(content: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     for value, name in pairs:
         content = content.replace(value, name)
     return content
@@ -144,31 +144,31 @@ def _write_masked(path: Path, fresh: Path, pairs: Sequence[tuple[bytes, bytes]])
     overlap = max(len(value) for value, _ in pairs) - 1
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as target:
         held = b""
-        for chunk in pieces(path):
-            held = _replaced(held + chunk, pairs)
+        for chunk in read_data_chunks(path):
+            held = _replace_all(held + chunk, pairs)
             sure = max(0, len(held) - overlap)
             target.write(held[:sure])
             held = held[sure:]
         target.write(held)
 
 
-def _paint_over(path: Path, values: Sequence[bytes]) -> None:
+def _overwrite_secrets(path: Path, values: Sequence[bytes]) -> None:
     """Stars in place of each value, where it stands: that takes no room."""
     overlap, at = max(map(len, values)) - 1, 0
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        while content := os.pread(descriptor, _PAINT_BYTES + overlap, at):
-            painted = _replaced(content, [(value, b"*" * len(value)) for value in values])
+        while content := os.pread(descriptor, _OVERWRITE_BYTES + overlap, at):
+            painted = _replace_all(content, [(value, b"*" * len(value)) for value in values])
             if painted != content and os.pwrite(descriptor, painted, at) < len(painted):
                 raise OSError(errno.EIO, "not all of it could be written")
-            at += _PAINT_BYTES
+            at += _OVERWRITE_BYTES
     finally:
         os.close(descriptor)
 
 
-def _holds(path: Path, values: list[bytes]) -> bool:
+def _contains_any(path: Path, values: list[bytes]) -> bool:
     overlap, held = max(map(len, values)) - 1, b""
-    for chunk in pieces(path):
+    for chunk in read_data_chunks(path):
         held += chunk
         if any(value in held for value in values):
             return True
@@ -181,15 +181,15 @@ def read_secrets(names: Iterable[str], path: Path) -> Secrets:
     wanted = tuple(names)
     if not wanted:
         return Secrets()
-    known = _parse(_private_text(path, wanted), path)
+    known = _parse_secrets(_read_private_file(path, wanted), path)
     missing = [name for name in wanted if name not in known]
     if missing:
-        told = f"{path} holds no secret {', '.join(missing)}"
-        raise ConfigError(told, f"add a line {missing[0]}=VALUE to it" + (f"; it holds {', '.join(sorted(known))}" if known else ""))
+        message = f"{path} holds no secret {', '.join(missing)}"
+        raise ConfigError(message, f"add a line {missing[0]}=VALUE to it" + (f"; it holds {', '.join(sorted(known))}" if known else ""))
     return Secrets({name: known[name] for name in wanted})
 
 
-def _private_text(path: Path, wanted: tuple[str, ...]) -> str:
+def _read_private_file(path: Path, wanted: tuple[str, ...]) -> str:
     """The content of a file that is the agent's user's alone; judged on the open file, so that it cannot be exchanged in between."""
     try:
         with path.open("rb") as file:
@@ -197,23 +197,23 @@ def _private_text(path: Path, wanted: tuple[str, ...]) -> str:
             if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"the secrets file {path} is no regular file", "name a plain file by BENCHFLEET_SECRETS")
             if about.st_uid != os.geteuid():
-                told = f"the secrets file {path} belongs to user {about.st_uid}, and the agent runs as {os.geteuid()}"
-                raise ConfigError(told, f"chown {os.geteuid()} {path}")
+                message = f"the secrets file {path} belongs to user {about.st_uid}, and the agent runs as {os.geteuid()}"
+                raise ConfigError(message, f"chown {os.geteuid()} {path}")
             if stat.S_IMODE(about.st_mode) & 0o077:
-                told = f"the secrets file {path} has mode {stat.S_IMODE(about.st_mode):04o}: others may read it"
-                raise ConfigError(told, f"chmod 600 {path}")
+                message = f"the secrets file {path} has mode {stat.S_IMODE(about.st_mode):04o}: others may read it"
+                raise ConfigError(message, f"chmod 600 {path}")
             return file.read(_LARGEST_BYTES).decode("utf-8")
     except FileNotFoundError as error:
-        told = f"the job names the secret {wanted[0]}, and there is no secrets file {path} on this host"
+        message = f"the job names the secret {wanted[0]}, and there is no secrets file {path} on this host"
         hint = f"install -m 600 /dev/null {path}, then add a line {wanted[0]}=VALUE"
-        raise ConfigError(told, hint) from error
+        raise ConfigError(message, hint) from error
     except OSError as error:
         raise ConfigError(f"the secrets file {path} cannot be read: {error.strerror}", "see to its owner and mode") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the secrets file {path} is not UTF-8 text (byte {error.start})", "write NAME=value lines") from None
 
 
-def _parse(text: str, path: Path) -> dict[str, str]:
+def _parse_secrets(text: str, path: Path) -> dict[str, str]:
     known: dict[str, str] = {}
     for number, line in enumerate((line.removesuffix("\r") for line in text.split("\n")), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -224,8 +224,8 @@ def _parse(text: str, path: Path) -> dict[str, str]:
         name, value = match.groups()
         if name in known:
             raise ConfigError(f"{path}, line {number}: {name} stands there twice", "keep one of the lines")
-        if len(value) < SHORTEST:
-            told = f"{path}, line {number}: {name} has fewer than {SHORTEST} characters, too few to be told from other text of a log"
-            raise ConfigError(told, "use a longer secret: a shorter one could not be masked")
+        if len(value) < MIN_SECRET_LENGTH:
+            message = f"{path}, line {number}: {name} has fewer than {MIN_SECRET_LENGTH} characters, too few to be told from other text of a log"
+            raise ConfigError(message, "use a longer secret: a shorter one could not be masked")
         known[name] = value
     return known

@@ -12,62 +12,62 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fleet_agent.core.admission.attempt_fencing import in_the_way
-from fleet_agent.core.allocation import Pool, release, take
-from fleet_agent.core.trial_machine import Trial, replay
-from fleet_agent.host.host_state import HostView
-from fleet_agent.load.cluster_roles import LoadParts
+from fleet_agent.core.admission.attempt_fencing import attempts_to_end
+from fleet_agent.core.allocation import GpuPool, claim_gpus, release
+from fleet_agent.core.trial_machine import AgentTrial, replay
+from fleet_agent.host.host_state import HostState
+from fleet_agent.load.cluster_roles import ClusterRoles
 from fleet_agent.load.load_process import LoadProcess, end_earlier
-from fleet_agent.server.host_check import Work
-from fleet_agent.server.trial_server import Tools
-from fleet_agent.storage.artifact_retention import Shelf
-from fleet_agent.storage.disk_space import Room
+from fleet_agent.server.host_check import AgentActivity
+from fleet_agent.server.trial_server import TrialTools
+from fleet_agent.storage.artifact_retention import ArtifactRetention
+from fleet_agent.storage.disk_space import DiskSpace
 from fleet_agent.storage.journal import Journal, JournalFailed
-from fleet_agent.trials.controller_fencing import Allegiance
-from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.trials.controller_fencing import ControllerFencing
+from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_agent.trials.runner import TrialRunner
 from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos import events as ev
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import ConfigError, Conflict
 from fleet_protos.trial_types import EngineKind, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Key = tuple[str, int]  # trial id, attempt
-_ROOM_LOOK_S = 2.0
+AttemptKey = tuple[str, int]  # trial id, attempt
+_DISK_CHECK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
     """GPUs by kind of engine: real ones, and those that a simulated server claims."""
 
-    real: Pool
-    simulated: Pool
+    real: GpuPool
+    simulated: GpuPool
 
 
 class Agent:
     """All trials of this host. Touched only on its loop."""
 
-    def __init__(self, folder: Path, journal: Journal, tools: Tools, pools: Pools, metrics: AgentMetrics) -> None:
+    def __init__(self, folder: Path, journal: Journal, tools: TrialTools, pools: Pools, metrics: AgentMetrics) -> None:
         self._artifact_root = folder / "artifacts"
-        self._shelf = Shelf(self._artifact_root, tools.kept_bytes)
-        self._room = Room(folder)
+        self._retention = ArtifactRetention(self._artifact_root, tools.kept_bytes)
+        self._disk_space = DiskSpace(folder)
         self._load_folder = folder / "load"
-        self.load_parts = LoadParts(folder)
+        self.load_parts = ClusterRoles(folder)
         self._journal = journal
         self._tools = tools
         self._pools = {EngineKind.SGLANG: pools.real, EngineKind.SIMULATED: pools.simulated}
         self._metrics = metrics
-        self._runners: dict[Key, TrialRunner] = {}
-        self._allegiance = Allegiance(journal, lambda: self.active)
+        self._runners: dict[AttemptKey, TrialRunner] = {}
+        self._fencing = ControllerFencing(journal, lambda: self.active)
         self._changed = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._tasks: asyncio.TaskGroup | None = None
-        self._broke: asyncio.Event = asyncio.Event()  # the journal takes nothing more
+        self._journal_broken: asyncio.Event = asyncio.Event()  # the journal takes nothing more
         self._lost = ""  # what is no longer there of its state
-        self._ends: asyncio.Event = asyncio.Event()  # it is to end what runs, and go
+        self._ending: asyncio.Event = asyncio.Event()  # it is to end what runs, and go
         self._is_ending = False
         self.watchers = 0
         self.quiet_since_s = time.monotonic()
@@ -83,33 +83,33 @@ class Agent:
         return [f"{trial_id}/{attempt}" for trial_id, attempt in sorted(self._runners)]
 
     @property
-    def host(self) -> HostView:
+    def host(self) -> HostState:
         """What it knows of its host."""
         return self._tools.host
 
     @property
-    def work(self) -> Work:
+    def activity(self) -> AgentActivity:
         """What a look at the host must leave alone: of the GPUs that are read here, those that trials may use and those that they hold."""
         read = [pool for kind, pool in self._pools.items() if self._tools.host.uses_gpus(kind)]
         gpus = sorted({gpu for pool in read for gpu in pool.gpus})
         held = sorted({gpu for pool in read for allocation in pool.allocations for gpu in allocation.gpus})
-        return Work(tuple(self.active), tuple(gpus), tuple(held), self.takes_no_trials)
+        return AgentActivity(tuple(self.active), tuple(gpus), tuple(held), self.takes_no_trials)
 
     @property
-    def kept(self) -> list[str]:
+    def unreleased_attempts(self) -> list[str]:
         """TRIAL/ATTEMPT that are over and whose files the controller did not release yet."""
-        return self._shelf.owed(frozenset(self._runners))
+        return self._retention.unreleased(frozenset(self._runners))
 
     @property
     def free_bytes(self) -> int:
         """Of the disk that holds its state."""
-        return self._room.free_bytes()
+        return self._disk_space.free_bytes()
 
     @property
     def takes_no_trials(self) -> str:
         """Why no new trial may begin here now; empty when one may."""
         full = "the disk is full: the end of a trial might not be journalled" if self._journal.lacks_reserve else ""
-        return self._room.missing() or full
+        return self._disk_space.shortage() or full
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end.
@@ -118,15 +118,15 @@ class Agent:
         gone, that one would not know of what runs here: it is ended first.
         """
         await end_earlier(self._load_folder)
-        await self.load_parts.begin()
+        await self.load_parts.end_leftovers()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._restore()
-                self._tasks.create_task(self._tools.host.watch_aside(self._ends))
-                works = (self._keep_room(), self._end_broken(), self._end_when(stopping), self._watch_state())
+                self._tasks.create_task(self._tools.host.watch_quarantined(self._ending))
+                works = (self._free_disk_space(), self._raise_when_journal_broken(), self._wait_for_stop(stopping), self._watch_state_folder())
                 background = [self._tasks.create_task(work) for work in works]
                 try:
-                    await self._ends.wait()
+                    await self._ending.wait()
                 finally:
                     self._is_ending = True  # whatever is begun from here on nobody would see through
                 why = "the agent's state was lost" if self._lost else "the agent was stopped"
@@ -139,47 +139,47 @@ class Agent:
         finally:
             await self.load_parts.stop()
             await self._tools.load.stop()
-        self._refuse_when_lost()
+        self._raise_if_state_lost()
 
-    def _refuse_when_lost(self) -> None:
+    def _raise_if_state_lost(self) -> None:
         if self._lost:
             hint = "keep others away from the agent's state folder; what the controller had not stored is lost, its trials are tried again"
             raise JournalFailed(f"{self._lost} while the agent ran: it ends, and the next one begins with what is there then", hint)
 
-    async def _end_when(self, stopping: asyncio.Event) -> None:
+    async def _wait_for_stop(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
-        self._ends.set()
+        self._ending.set()
 
-    async def _watch_state(self) -> None:
+    async def _watch_state_folder(self) -> None:
         """End when the files of the journal are no longer there: whatever is written goes nowhere, and nothing can be read again."""
         while not self._lost:
-            await asyncio.sleep(_ROOM_LOOK_S)
-            self._lost = await self._on_disk(self._journal.misses)
+            await asyncio.sleep(_DISK_CHECK_S)
+            self._lost = await self._in_journal_thread(self._journal.missing_files)
         log.error("%s: this agent ends what runs, and goes", self._lost)
-        self._ends.set()
-        self._tell()  # streams end
+        self._ending.set()
+        self._notify_watchers()  # streams end
 
-    async def _keep_room(self) -> None:
+    async def _free_disk_space(self) -> None:
         """While the disk is full: give up what the controller has too, and take back the journal's reserve as soon as there is room."""
         while True:
             if self.takes_no_trials:
-                self._shelf.make_room()
-                await self._on_disk(self._journal.keep_reserve)
-            await asyncio.sleep(_ROOM_LOOK_S)
+                self._retention.drop_released()
+                await self._in_journal_thread(self._journal.refill_reserve)
+            await asyncio.sleep(_DISK_CHECK_S)
 
-    async def _end_broken(self) -> None:
-        await self._broke.wait()
+    async def _raise_when_journal_broken(self) -> None:
+        await self._journal_broken.wait()
         raise JournalFailed("the journal takes nothing more: this agent ends, and the next one opens it anew", "look at its disk")
 
-    async def obey(self, lease: Lease) -> None:
+    async def accept_epoch(self, epoch: ControllerEpoch) -> None:
         """Let orders under this lease pass, and none under an older one from here on. Raises Conflict, JournalFailed."""
-        if await self._on_disk(lambda: self._allegiance.obey(lease)):
-            self._tell()  # streams of who was replaced end
+        if await self._in_journal_thread(lambda: self._fencing.accept_epoch(epoch)):
+            self._notify_watchers()  # streams of who was replaced end
 
     def release(self, trial_id: str, attempt: int) -> None:
         """The controller has the attempt's end and all its files."""
         if (trial_id, attempt) not in self._runners:
-            self._shelf.release(trial_id, attempt)
+            self._retention.release(trial_id, attempt)
 
     def knows(self, trial_id: str, attempt: int) -> bool:
         """It was taken before, and may be over."""
@@ -192,7 +192,7 @@ class Agent:
         """
         if self.knows(spec.trial_id, spec.attempt):
             return True
-        self._fence(spec)
+        self._fence_attempt(spec)
         if missing := self.takes_no_trials:
             raise Conflict(f"host takes no new trials: {missing}", "make room; the trial waits")
         if spec.engine.kind not in self._tools.engines:
@@ -211,37 +211,37 @@ class Agent:
             runner.cancel(reason or "cancelled")
         return runner is not None
 
-    async def events(self, after_sequence: int, lease: Lease) -> AsyncIterator[ev.Event]:
+    async def events(self, after_sequence: int, epoch: ControllerEpoch) -> AsyncIterator[ev.Event]:
         """Each event after that sequence number, then new ones for ever. Raises Conflict once another controller has taken over."""
         self.watchers += 1
         try:
-            with self._allegiance.followed(lease):
+            with self._fencing.count_stream(epoch):
                 while True:
                     changed = self._changed
-                    self._refuse_when_lost()
-                    for event in await self._on_disk(partial(self._read, after_sequence)):
+                    self._raise_if_state_lost()
+                    for event in await self._in_journal_thread(partial(self._read_events, after_sequence)):
                         yield event
                         after_sequence = event.sequence
-                    if self._allegiance.is_replaced(lease):
+                    if self._fencing.is_replaced(epoch):
                         raise Conflict("another controller has taken this host over", "end this one")
                     await changed.wait()
         finally:
             self.watchers -= 1
             self.quiet_since_s = time.monotonic()
 
-    def _read(self, after_sequence: int) -> list[ev.Event]:
+    def _read_events(self, after_sequence: int) -> list[ev.Event]:
         return list(self._journal.events(after_sequence))
 
     async def acknowledge(self, up_to_sequence: int) -> None:
         """The controller has stored everything up to there."""
-        await self._on_disk(lambda: self._journal.acknowledge(up_to_sequence))
+        await self._in_journal_thread(lambda: self._journal.acknowledge(up_to_sequence))
 
     # Inside
 
-    def _fence(self, spec: TrialSpec) -> None:
+    def _fence_attempt(self, spec: TrialSpec) -> None:
         """An attempt counts only while no newer one is known; a newer one begins when the older ones have ended."""
         active = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
-        older = in_the_way(spec.trial_id, spec.attempt, active, self._journal.newest_attempt(spec.trial_id))
+        older = attempts_to_end(spec.trial_id, spec.attempt, active, self._journal.newest_attempt(spec.trial_id))
         for attempt in older:
             self._runners[spec.trial_id, attempt].cancel(f"attempt {spec.attempt} takes its place")
         if older:
@@ -252,27 +252,27 @@ class Agent:
         if pool is None:
             return ()
         host = self._tools.host
-        pool = replace(pool, aside=host.aside if host.uses_gpus(spec.engine.kind) else {})
-        self._pools[spec.engine.kind], gpus = take(pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
+        pool = replace(pool, quarantined=host.quarantined if host.uses_gpus(spec.engine.kind) else {})
+        self._pools[spec.engine.kind], gpus = claim_gpus(pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
         return gpus
 
-    def _launch_runner(self, spec: TrialSpec, gpus: tuple[int, ...], first: ev.Body, trial: Trial | None = None) -> Errands:
+    def _launch_runner(self, spec: TrialSpec, gpus: tuple[int, ...], first: ev.Body, trial: AgentTrial | None = None) -> EffectHandlers:
         if self._tasks is None or self._is_ending:
             raise Conflict(f"the agent is {'being stopped' if self._is_ending else 'starting'}", "try again")
         key = (spec.trial_id, spec.attempt)
         try:
-            folder = self._shelf.place(*key)
+            folder = self._retention.create_folder(*key)
         except OSError as error:
             raise Conflict(f"cannot make the trial's folder: {error.strerror}", "look at the disk of the agent's state folder") from error
         tools = self._tools
         if spec.load.hosts and isinstance(first, ev.TrialAccepted):
-            tools = replace(tools, load=self.load_parts.lead(spec))
-        errands = Errands(spec, tools, gpus, folder)
-        runner = self._runners[key] = TrialRunner(spec, errands, self._record, trial)
-        self._tasks.create_task(self._see_through(key, runner, first, tools.load))
-        return errands
+            tools = replace(tools, load=self.load_parts.start_lead(spec))
+        handlers = EffectHandlers(spec, tools, gpus, folder)
+        runner = self._runners[key] = TrialRunner(spec, handlers, self._record, trial)
+        self._tasks.create_task(self._run_to_end(key, runner, first, tools.load))
+        return handlers
 
-    async def _see_through(self, key: Key, runner: TrialRunner, first: ev.Body, load: LoadProcess) -> None:
+    async def _run_to_end(self, key: AttemptKey, runner: TrialRunner, first: ev.Body, load: LoadProcess) -> None:
         is_lead = load is not self._tools.load
         try:
             if isinstance(first, ev.TrialAccepted) and not runner.spec.engine.gang.is_member:
@@ -281,7 +281,7 @@ class Agent:
         finally:
             if is_lead:  # its cluster is of this attempt
                 await load.stop()
-                self.load_parts.ended(key)
+                self.load_parts.release_lead(key)
             del self._runners[key]
             self._release_gpus(runner.spec)
             self.quiet_since_s = time.monotonic()
@@ -291,30 +291,30 @@ class Agent:
         if kind in self._pools:
             self._pools[kind] = release(self._pools[kind], f"{spec.trial_id}/{spec.attempt}")
 
-    async def _record(self, body: ev.Body, trial: Trial, cause: int) -> ev.Event:
+    async def _record(self, body: ev.Body, trial: AgentTrial, cause: int) -> ev.Event:
         spec, now = trial.spec, time.time_ns()
         try:
-            event = await self._on_disk(
+            event = await self._in_journal_thread(
                 lambda: self._journal.append(body, spec.trial_id, spec.attempt, cause=cause, phase=trial.phase, time_unix_ns=now)
             )
         except JournalFailed:
             if self._journal.is_broken:
-                self._broke.set()
+                self._journal_broken.set()
             raise
         self._metrics.record(event, spec)
-        self._tell()
+        self._notify_watchers()
         return event
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _on_disk(self, work: Callable[[], T]) -> T:
+    async def _in_journal_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     def _restore(self) -> None:
         """End what an earlier process of this agent left unfinished: its servers are found by their recorded sessions."""
-        histories: dict[Key, list[ev.Event]] = {}
+        histories: dict[AttemptKey, list[ev.Event]] = {}
         for event in self._journal.events(0):
             histories.setdefault((event.trial_id, event.attempt), []).append(event)
         for history in histories.values():
@@ -326,13 +326,13 @@ class Agent:
         spec = trial.spec
         log.warning("trial %s attempt %s was unfinished: ending it", spec.trial_id, spec.attempt)
         message = "the agent was restarted while the trial ran"
-        errands = self._launch_runner(spec, self._take_gpus(spec), ev.AgentRestarted(message), trial)
-        launched = _recorded(history)
+        handlers = self._launch_runner(spec, self._take_gpus(spec), ev.AgentRestarted(message), trial)
+        launched = _recorded_launch(history)
         if launched is not None:
-            errands.server.adopt(launched)
+            handlers.server.adopt(launched)
 
 
-def _recorded(history: list[ev.Event]) -> ev.ServerLaunched | None:
+def _recorded_launch(history: list[ev.Event]) -> ev.ServerLaunched | None:
     """The newest launch of a trial, None when it was ordered and its process not recorded: then the launch token finds it."""
     newest = next((event.body for event in reversed(history) if isinstance(event.body, ev.ServerLaunched | ev.ServerLaunching)), None)
     return newest if isinstance(newest, ev.ServerLaunched) else None

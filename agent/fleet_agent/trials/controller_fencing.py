@@ -7,15 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fleet_agent.core.admission.controller_takeover import TAKE_OVER_AFTER_S, Situation, judge
+from fleet_agent.core.admission.controller_takeover import (
+    TAKE_OVER_AFTER_S,
+    CurrentController,
+    check_order,
+)
 from fleet_agent.storage.journal import Journal
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict
 
 log = logging.getLogger(__name__)
 
 
-class Allegiance:
+class ControllerFencing:
     """The controller of now. `active` tells TRIAL/ATTEMPT of what runs here."""
 
     def __init__(self, journal: Journal, active: Callable[[], list[str]], take_over_after_s: float = TAKE_OVER_AFTER_S) -> None:
@@ -23,33 +27,33 @@ class Allegiance:
         self._active = active
         self._take_over_after_s = take_over_after_s
         self._streams = 0
-        self._quiet_since_s = time.monotonic()
+        self._no_stream_since_s = time.monotonic()
 
-    def obey(self, shown: Lease) -> bool:
+    def accept_epoch(self, presented: ControllerEpoch) -> bool:
         """Check a lease, and remember it when it is newer: True then. Writes to disk: call it where the journal is written.
 
         Raises Conflict when orders under it are not to be obeyed, JournalFailed.
         """
-        held = self._journal.lease
-        away_s = time.monotonic() - self._quiet_since_s
-        refused = judge(Situation(held, self._streams > 0, self._owed(), away_s), shown, self._take_over_after_s)
+        held = self._journal.epoch
+        away_s = time.monotonic() - self._no_stream_since_s
+        refused = check_order(CurrentController(held, self._streams > 0, self._describe_unstored(), away_s), presented, self._take_over_after_s)
         if refused is not None:
             raise Conflict(refused.message, refused.hint)
-        if not shown.is_told or (shown.controller_id, shown.epoch) == (held.controller_id, held.epoch):
+        if not presented.names_controller or (presented.controller_id, presented.epoch) == (held.controller_id, held.epoch):
             return False
-        self._journal.obey(shown)
-        log.info("orders come from controller %s from here on, its start %d", shown.controller_id[:8], shown.epoch)
+        self._journal.record_epoch(presented)
+        log.info("orders come from controller %s from here on, its start %d", presented.controller_id[:8], presented.epoch)
         return True
 
-    def is_replaced(self, shown: Lease) -> bool:
+    def is_replaced(self, presented: ControllerEpoch) -> bool:
         """Another controller, or a later start of this one, has taken over since `shown` was accepted."""
-        held = self._journal.lease
-        return shown.is_told and (shown.controller_id, shown.epoch) != (held.controller_id, held.epoch)
+        held = self._journal.epoch
+        return presented.names_controller and (presented.controller_id, presented.epoch) != (held.controller_id, held.epoch)
 
     @contextmanager
-    def followed(self, shown: Lease) -> Iterator[None]:
+    def count_stream(self, presented: ControllerEpoch) -> Iterator[None]:
         """A stream of events goes to the holder of this lease while inside; somebody who only looks on does not count."""
-        if not shown.is_told:
+        if not presented.names_controller:
             yield
             return
         self._streams += 1
@@ -57,9 +61,9 @@ class Allegiance:
             yield
         finally:
             self._streams -= 1
-            self._quiet_since_s = time.monotonic()
+            self._no_stream_since_s = time.monotonic()
 
-    def _owed(self) -> str:
+    def _describe_unstored(self) -> str:
         active, events = len(self._active()), self._journal.last_sequence - self._journal.acknowledged
-        told = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((active, "trial"), (events, "event")) if count]
-        return " and ".join(told)
+        counts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((active, "trial"), (events, "event")) if count]
+        return " and ".join(counts)

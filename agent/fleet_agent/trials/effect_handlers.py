@@ -9,29 +9,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet_agent.core.effects import CloseTrial
-from fleet_agent.core.gates import RunFacts, company, run_gates
-from fleet_agent.core.load_search import Told, judged, repeat_of
-from fleet_agent.core.steady_state import conclude, level_of, rate_of
+from fleet_agent.core.gates import RunFacts, run_gates, sharing_gates
+from fleet_agent.core.load_search import SearchRun, judge_search_run, next_repeat
+from fleet_agent.core.steady_state import conclude_warm_up, level_of, rate_of
 from fleet_agent.load.messages import LoadRequest
-from fleet_agent.server.trial_server import Tools, TrialServer
+from fleet_agent.server.trial_server import TrialServer, TrialTools
 from fleet_agent.storage import trial_artifacts
-from fleet_knowledge.sglang_metrics.accept_rate import Shape
+from fleet_knowledge.sglang_metrics.accept_rate import DraftShape
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind, LoadFailed
+from fleet_protos.errors import ErrorKind, LoadError
 from fleet_protos.trial_types import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
 
 
-class Errands:
+class EffectHandlers:
     """Carries out effects for one trial; those about its server through `server`."""
 
-    def __init__(self, spec: TrialSpec, tools: Tools, gpus: tuple[int, ...], folder: Path) -> None:
+    def __init__(self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path) -> None:
         self._spec = spec
         self._tools = tools
         self._folder = folder
         self.server = TrialServer(spec, tools, gpus, folder)
         self._is_sglang = spec.engine.kind is not EngineKind.EXTERNAL  # of an external server its proof tells
         self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
-        self._shape = Shape.of(spec.engine.args)  # of the draft; the server may have resolved another
+        self._shape = DraftShape.from_arguments(spec.engine.args)  # of the draft; the server may have resolved another
         self._levels: dict[str, tuple[float, ...]] = {}  # of the valid runs of each workload, for whether they are steady
 
     # Server
@@ -42,7 +42,7 @@ class Errands:
         if isinstance(proved, ev.ConfigurationProved):
             self._flags = tuple(gate for gate in proved.gates if gate.effect is GateEffect.FLAG)
             self._is_sglang = self._is_sglang or "sglang" in proved.versions
-            self._shape = Shape.of({**self._spec.engine.args, **proved.effective_args})
+            self._shape = DraftShape.from_arguments({**self._spec.engine.args, **proved.effective_args})
         return proved
 
     async def hold(self, deadline_s: float) -> ev.Body:
@@ -58,25 +58,25 @@ class Errands:
         """WarmedUp with the rate seen, which counts for nothing, or LoadFailed."""
         requests = self._spec.measure.warmup_requests or max(1, workload.concurrency)
         try:
-            reply = await self._tools.load.warm(replace(self._request(workload, 0), requests=requests, parquet=""))
-        except LoadFailed as error:
+            reply = await self._tools.load.warm(replace(self._load_request(workload, 0), requests=requests, parquet=""))
+        except LoadError as error:
             return ev.LoadFailed(workload.name, error.message)
         return ev.WarmedUp(workload.name, reply.requests_ok, reply.metrics.get("output_tok_s", 0.0))
 
-    async def measure(self, workload: Workload, index: int, told: Sequence[Told] = ()) -> ev.Body:
+    async def measure(self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()) -> ev.Body:
         """RunFinished with metrics, gates and the raw data's digest, or LoadFailed when our own measuring broke.
 
         Of a search: the workload is that of one load, and `told` what its runs before this one said.
         """
-        request = self._request(workload, index, told)
+        request = self._load_request(workload, index, earlier_runs)
         try:
             reply = await self._tools.load.run(request)
-        except LoadFailed as error:
+        except LoadError as error:
             return ev.LoadFailed(workload.name, error.message)
         if workload.search.of and request.flush and self._is_sglang and not reply.cache_flushed:
             return ev.LoadFailed(workload.name, "the server was not done with the load before, or would not empty its cache")
-        gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *company(self._spec))
-        artifact = trial_artifacts.artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
+        gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *sharing_gates(self._spec))
+        artifact = trial_artifacts.make_artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
         run = RunResult(
             workload=workload.name,
             index=index,
@@ -91,24 +91,24 @@ class Errands:
             artifact=artifact,
         )
         if workload.search.of:
-            return ev.RunFinished(judged(run, workload, reply.facts["error_kinds"], told))
-        return ev.RunFinished(self._judged(run, workload))
+            return ev.RunFinished(judge_search_run(run, workload, reply.facts["error_kinds"], earlier_runs))
+        return ev.RunFinished(self._with_warm_up_runs(run, workload))
 
-    def _judged(self, run: RunResult, workload: Workload) -> RunResult:
+    def _with_warm_up_runs(self, run: RunResult, workload: Workload) -> RunResult:
         """The run with what it shows of those before it: how many were warm-up, and whether the launch ever became steady."""
         if rate_of(run) is None:
             return run
         levels = self._levels[workload.name] = (*self._levels.get(workload.name, ()), level_of(run.metrics, workload))
-        warm_up, gates = conclude(levels, self._spec.measure)
+        warm_up, gates = conclude_warm_up(levels, self._spec.measure)
         return replace(run, warm_up_runs=warm_up, gates=(*run.gates, *gates))
 
-    def _request(self, workload: Workload, index: int, told: Sequence[Told] = ()) -> LoadRequest:
+    def _load_request(self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()) -> LoadRequest:
         spec = self._spec
         metadata = {"job": spec.job_id, "trial": spec.trial_id, "attempt": str(spec.attempt), "variant": spec.variant}
         scope = spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else ""
         draw = index
         if workload.search.of:  # what is drawn is drawn by the load and its repeats: variants come to a load after different runs
-            scope, draw = f"{scope}/{workload.load:g}", repeat_of(workload.load, told)
+            scope, draw = f"{scope}/{workload.load:g}", next_repeat(workload.load, earlier_runs)
             metadata |= {"run": str(index), "load": f"{workload.load:g}"}
         return LoadRequest(
             url=self.server.url,
@@ -122,25 +122,25 @@ class Errands:
             speculation=bool(spec.engine.args.get("speculative_algorithm")),
             draft_steps=self._shape.steps or 0,
             draft_tokens=self._shape.draft_tokens or 0,
-            parquet=str(self._folder / f"{trial_artifacts.safe(workload.name)}-{index:03d}.parquet"),
+            parquet=str(self._folder / f"{trial_artifacts.safe_file_name(workload.name)}-{index:03d}.parquet"),
             metadata=metadata,
             salt_scope=scope,
-            files={file.ref: file.content for file in spec.files if file.ref in workload.refs},
+            files={file.ref: file.content for file in spec.files if file.ref in workload.file_refs},
         )
 
     # End
 
     async def collect(self) -> ev.Body:
         """EvidenceCollected with what could be read; a dead server has a log all the same."""
-        await self.server.verdict()
+        await self.server.wait_death_reported()
         if self.server.is_observable:
-            await trial_artifacts.scrape(self.server.url, self._folder / "metrics.txt")
-        artifacts = await asyncio.to_thread(trial_artifacts.gather, self._folder, self._artifact_root, self.server.secrets)
+            await trial_artifacts.save_metrics(self.server.url, self._folder / "metrics.txt")
+        artifacts = await asyncio.to_thread(trial_artifacts.collect_artifacts, self._folder, self._artifact_root, self.server.secrets)
         return ev.EvidenceCollected(artifacts)
 
     async def close(self, order: CloseTrial) -> ev.Body:
         """TrialOver with the content of the order; the port is free again."""
-        self.server.forget()
+        self.server.release_port()
         return ev.TrialOver(order.outcome, order.kind, order.failure_class, order.message)
 
     @property

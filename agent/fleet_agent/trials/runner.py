@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet_agent.core import effects as fx
-from fleet_agent.core.event_limits import bounded
-from fleet_agent.core.trial_machine import Trial, accepts, new_trial, step
+from fleet_agent.core.event_limits import limit_event_size
+from fleet_agent.core.trial_machine import AgentTrial, accepts, new_trial, step
 from fleet_agent.storage.journal import JournalFailed
-from fleet_agent.trials.effect_handlers import Errands
+from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind, FleetError
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 
-_JOURNAL_AGAIN_S = 0.5
+_JOURNAL_RETRY_S = 0.5
 
 # Appends to the journal and tells the watchers; returns the event as recorded.
-Record = Callable[[ev.Body, Trial, int], Awaitable[ev.Event]]
+RecordEvent = Callable[[ev.Body, AgentTrial, int], Awaitable[ev.Event]]
 
 
 @dataclass(slots=True)
@@ -40,10 +40,10 @@ class _Inbox:
 class TrialRunner:
     """One trial from `TrialAccepted` to `TrialOver`; the only owner of its state."""
 
-    def __init__(self, spec: TrialSpec, errands: Errands, record: Record, trial: Trial | None = None) -> None:
+    def __init__(self, spec: TrialSpec, handlers: EffectHandlers, record: RecordEvent, trial: AgentTrial | None = None) -> None:
         self.spec = spec
         self.trial = trial or new_trial(spec)
-        self._errands = errands
+        self._handlers = handlers
         self._record = record
         self._inbox = _Inbox()
         self._in_flight: asyncio.Task[None] | None = None
@@ -54,7 +54,7 @@ class TrialRunner:
 
     async def interrupt(self, reason: str) -> None:
         """End the trial because the agent ends: it has failed, and the controller tries it again."""
-        await self._errands.server.settled()  # a process that is just coming to be must be on record first
+        await self._handlers.server.wait_launch_settled()  # a process that is just coming to be must be on record first
         self._inbox.put(ev.AgentRestarted(reason))
 
     async def run(self, first: ev.Body) -> None:
@@ -67,89 +67,89 @@ class TrialRunner:
                     await self._advance(body, cause, tasks)
         except* Exception as broken:  # a top loop: whatever broke, the server must end and the trial must say so
             log.exception("trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken)
-            await self._give_up(broken.exceptions[0])
+            await self._close_after_bug(broken.exceptions[0])
 
     async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
-        body = bounded(self._errands.server.secrets.mask(body))  # before it is told to anyone
+        body = limit_event_size(self._handlers.server.secrets.mask(body))  # before it is told to anyone
         if not accepts(self.trial, body):
             log.info("trial %s: %s came too late, dropped", self.spec.trial_id, type(body).__name__)
             return
         self.trial, orders = step(self.trial, body, time.monotonic())
         event = await self._record(body, self.trial, cause)
         if isinstance(body, ev.ServerLaunched):
-            self._errands.server.watch(tasks, lambda body: self._inbox.put(body, event.sequence))
+            self._handlers.server.watch(tasks, lambda body: self._inbox.put(body, event.sequence))
         if orders:
-            await self._clear_the_way()
+            await self._cancel_effect_in_flight()
         for order in orders:
             if not isinstance(order, fx.AbortLoad):
                 self._in_flight = tasks.create_task(self._carry_out(order, event.sequence))
 
-    async def _clear_the_way(self) -> None:
+    async def _cancel_effect_in_flight(self) -> None:
         """End the effect in flight, whose event no longer counts. A launch is never cut short: its process must be known."""
         task, self._in_flight = self._in_flight, None
         if task is None or task is asyncio.current_task() or task.done():
             return
-        await self._errands.server.settled()
+        await self._handlers.server.wait_launch_settled()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
     async def _carry_out(self, order: fx.Effect, cause: int) -> None:
-        self._inbox.put(await self._errand(order, cause), cause)
+        self._inbox.put(await self._handle_effect(order, cause), cause)
 
-    def _errand(self, order: fx.Effect, cause: int) -> Awaitable[ev.Body]:
-        errands = self._errands
+    def _handle_effect(self, order: fx.Effect, cause: int) -> Awaitable[ev.Body]:
+        handlers = self._handlers
         table: dict[type, Callable[[Any], Awaitable[ev.Body]]] = {
-            fx.LaunchServer: lambda launch: errands.server.launch(lambda body: self._inbox.put(body, cause), launch.witness),
-            fx.AwaitReady: lambda await_ready: errands.server.await_ready(await_ready.deadline_s),
-            fx.ProveConfiguration: lambda _: errands.prove(),
-            fx.HoldServer: lambda hold: errands.hold(hold.deadline_s),
-            fx.WarmUp: lambda warm_up: errands.warm_up(warm_up.workload),
-            fx.MeasureRun: lambda run: errands.measure(run.workload, run.index, run.told),
-            fx.CollectEvidence: lambda _: errands.collect(),
-            fx.StopServer: lambda _: errands.server.stop(),
-            fx.CloseTrial: errands.close,
+            fx.LaunchServer: lambda launch: handlers.server.launch(lambda body: self._inbox.put(body, cause), launch.witness),
+            fx.AwaitReady: lambda await_ready: handlers.server.await_ready(await_ready.deadline_s),
+            fx.ProveConfiguration: lambda _: handlers.prove(),
+            fx.HoldServer: lambda hold: handlers.hold(hold.deadline_s),
+            fx.WarmUp: lambda warm_up: handlers.warm_up(warm_up.workload),
+            fx.MeasureRun: lambda run: handlers.measure(run.workload, run.index, run.told),
+            fx.CollectEvidence: lambda _: handlers.collect(),
+            fx.StopServer: lambda _: handlers.server.stop(),
+            fx.CloseTrial: handlers.close,
         }
         return table[type(order)](order)
 
-    async def _give_up(self, reason: Exception) -> None:
+    async def _close_after_bug(self, reason: Exception) -> None:
         """Last resort: stop the server by its recorded session and close the trial as our own fault."""
         with contextlib.suppress(FleetError, OSError):
-            await self._errands.server.stop()
-        self._errands.server.forget()
+            await self._handlers.server.stop()
+        self._handlers.server.release_port()
         if self.trial.phase != Phase.OVER:
-            ending = _ending(reason)
+            ending = _close_order(reason)
             self.trial = replace(self.trial, phase=Phase.OVER, ending=ending)
-            await self._journal_the_end(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message))
+            await self._journal_trial_over(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message))
 
-    async def _journal_the_end(self, over: ev.TrialOver) -> None:
+    async def _journal_trial_over(self, over: ev.TrialOver) -> None:
         """Write it as soon as it can be written: until then the controller does not know, and nothing else may run here.
 
         An agent that stops meanwhile leaves it to the next one, which finds the trial unfinished and ends it.
         """
-        told = ""
-        while not _is_being_ended():
+        last_message = ""
+        while not _is_cancelling():
             try:
                 await self._record(over, self.trial, 0)
                 return
             except FleetError as error:
-                if error.message != told:
+                if error.message != last_message:
                     log.error("trial %s: its end cannot be journalled: %s", self.spec.trial_id, error.message)
-                told = error.message
+                last_message = error.message
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_JOURNAL_AGAIN_S):
+                async with asyncio.timeout(_JOURNAL_RETRY_S):
                     body, _ = await self._inbox.queue.get()
                     if isinstance(body, ev.AgentRestarted):
                         return
 
 
-def _is_being_ended() -> bool:
+def _is_cancelling() -> bool:
     """The agent ends. A task group that was broken before may have swallowed the cancel itself (Python 3.11 and 3.12)."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def _ending(reason: Exception) -> fx.CloseTrial:
+def _close_order(reason: Exception) -> fx.CloseTrial:
     if isinstance(reason, JournalFailed):
         return fx.CloseTrial(Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", f"{reason.message}: {reason.hint}")
     return fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")

@@ -19,8 +19,8 @@ class AgentMetrics:
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
         """Take one journalled event into the series."""
         key, outcome = f"{spec.trial_id}/{spec.attempt}", event.body.outcome if isinstance(event.body, ev.TrialOver) else None
-        self.series.trial(key, event.phase, outcome)
+        self.series.record_trial(key, event.phase, outcome)
         if outcome is not None:  # its last event
-            self.series.settle(key)
+            self.series.forget_trial(key)
         if isinstance(event.body, ev.RunFinished):
-            self.series.run(spec, event.body.run, self._host)
+            self.series.record_run(spec, event.body.run, self._host)

@@ -22,7 +22,7 @@ from fleet_controller.store.store import Store
 from fleet_controller.store.writer_lock import claimed
 from fleet_protos.errors import ConfigError
 from fleet_protos.prometheus_series import RunSeries
-from fleet_transport.sockets import endpoint, listen_address
+from fleet_transport.sockets import listen_address, parse_endpoint
 from fleet_transport.tls_client import is_local
 from fleet_transport.tls_identity import TlsFiles
 
@@ -52,7 +52,7 @@ def doors(options: argparse.Namespace, state: Path) -> Doors:
     """From the options of `fleet-controller`. Raises ConfigError."""
     metrics = options.metrics or (f"127.0.0.1:{options.metrics_port}" if options.metrics_port else "")
     trust = trust_folder(options.trust, state)
-    return Doors(options.listen, trust if trust.is_dir() or options.trust else None, endpoint(metrics) if metrics else None)
+    return Doors(options.listen, trust if trust.is_dir() or options.trust else None, parse_endpoint(metrics) if metrics else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from fleet_controller.core.controller_api import (
     HostStatus,
     JobChange,
     JobDetail,
+    JobResults,
     JobSummary,
-    Results,
     TrialDetail,
 )
 from fleet_controller.core.fairness import joins_at
@@ -279,7 +279,7 @@ class Fleet:
                 raise NotFound(f"there is no host {host}", f"there are: {', '.join(sorted(names))}" if names else "no host is known")
         return [line for line, name in zip(self._lines, names, strict=True) if not hosts or name in hosts]
 
-    async def results(self, job_id: str) -> Results:
+    async def results(self, job_id: str) -> JobResults:
         """Every stored run of a job."""
         return await self._stored.results(job_id)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fleet_controller.hosts.targets import Following
 from fleet_protos import __version__
 from fleet_protos.errors import ExitCode, FleetError
-from fleet_protos.escape import log_to_stderr, plain
+from fleet_protos.escape import escape_unprintable, log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def main() -> int:
     except FleetError as error:
         findings = getattr(error, "findings", ())  # of a fleet file: all of them, not the first
         told = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
-        print(plain(told), file=sys.stderr)  # noqa: T201 - its way to tell
+        print(escape_unprintable(told), file=sys.stderr)  # noqa: T201 - its way to tell
         return error.exit_code
     return ExitCode.DONE
 
@@ -72,11 +72,11 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def _following(options: argparse.Namespace) -> Following:
-    from fleet_controller.fleet_file.find_fleet_file import fleet_path
+    from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
     from fleet_controller.hosts.target_access import following
     from fleet_controller.pki.trust_path import trust_folder
 
-    path = fleet_path(options.fleet) if options.fleet or not options.agent else None
+    path = find_fleet_file(options.fleet) if options.fleet or not options.agent else None
     trust = trust_folder(options.trust, options.state.absolute())
     if path is None:
         return following(options.agent, None, trust)

@@ -16,9 +16,9 @@ from fleet_protos.codec import to_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
-from fleet_transport.request_limits import MOST_BYTES, MessageGate
-from fleet_transport.sockets import bind
-from fleet_transport.tls_gateway import Door
+from fleet_transport.request_limits import GRPC_MAX_BYTES, RequestLimit
+from fleet_transport.sockets import bind_server
+from fleet_transport.tls_gateway import TlsGateway
 from fleet_transport.tls_identity import Role, TlsFiles
 
 _STATUS = {
@@ -30,7 +30,7 @@ _STATUS = {
 }
 _LARGEST_MESSAGE_BYTES = 4 << 20  # a job file, with some to spare
 _LONGEST_REASON_BYTES = 2400  # it travels in the trailer, which takes 8 KiB; up to three bytes for each of its own
-_OPTIONS = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", 256 << 20)]
+_OPTIONS = [("grpc.max_receive_message_length", GRPC_MAX_BYTES), ("grpc.max_send_message_length", 256 << 20)]
 Context = aio.ServicerContext[Any, Any]
 
 
@@ -140,15 +140,15 @@ async def serving(controller: Controller, address: str, outside: str = "", tls: 
 
     Yields the address, the outer one where there is one, with its real port. Raises ConfigError, Conflict.
     """
-    server = aio.server(options=_OPTIONS, interceptors=[MessageGate(_LARGEST_MESSAGE_BYTES)])
+    server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_LARGEST_MESSAGE_BYTES)])
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(controller), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     async with AsyncExitStack() as stack:
-        bound = bind(server, address)
+        bound = bind_server(server, address)
         if tls is not None:
-            bound = await stack.enter_async_context(Door(outside, bound, tls, frozenset({Role.USER, Role.CONTROLLER})).opened())
+            bound = await stack.enter_async_context(TlsGateway(outside, bound, tls, frozenset({Role.USER, Role.CONTROLLER})).serving())
         await server.start()
         stack.push_async_callback(server.stop, grace=1.0)
         yield bound

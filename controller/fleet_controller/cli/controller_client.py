@@ -15,20 +15,20 @@ from fleet_controller.core.controller_api import (
     HostStatus,
     JobChange,
     JobDetail,
+    JobResults,
     JobSummary,
-    Results,
     TrialDetail,
 )
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
-from fleet_transport.tls_client import Line
+from fleet_transport.tls_client import ReloadingChannel
 from fleet_transport.tls_identity import CONTROLLER_NAME, TlsFiles
 
 _TIMEOUT_S = 30.0
-_SUBMIT_AGAIN_S = (0.3, 1.0)
-_CHECK_S = 300.0  # of many hosts, each within its own limit
+_SUBMIT_RETRY_PAUSES_S = (0.3, 1.0)
+_CHECK_TIMEOUT_S = 300.0  # of many hosts, each within its own limit
 _LARGEST_MESSAGE_BYTES = 256 << 20
 _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
@@ -44,7 +44,7 @@ _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
 T = TypeVar("T")
 
 
-class RemoteController:
+class ControllerClient:
     """A controller behind a gRPC address, with `tls` where that is on a network. Use it as an async context manager.
 
     Raises ConfigError, which names the file, for TLS files that cannot be used.
@@ -52,34 +52,34 @@ class RemoteController:
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
         self._address = address
-        self._line = Line(address, tls, CONTROLLER_NAME, [("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)])
-        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = controller_pb2_grpc.ControllerServiceStub(self._line.channel())
+        self._channel = ReloadingChannel(address, tls, CONTROLLER_NAME, [("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)])
+        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = controller_pb2_grpc.ControllerServiceStub(self._channel.channel())
 
-    async def __aenter__(self) -> RemoteController:
+    async def __aenter__(self) -> ControllerClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._line.close()
+        await self._channel.close()
 
     async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
         """See `Controller`. A line that breaks before the answer is tried again, which makes no second job."""
         key = request_key or uuid.uuid4().hex
         request = pb.SubmitJobRequest(yaml=yaml, file_name=file_name, only_connected=only_connected, request_key=key)
-        for pause_s in _SUBMIT_AGAIN_S:
+        for pause_s in _SUBMIT_RETRY_PAUSES_S:
             try:
-                return (await self._asked(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
+                return (await self._call(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
             except HostUnreachable:
                 await asyncio.sleep(pause_s)
-        return (await self._asked(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
+        return (await self._call(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """See `Controller`."""
-        answer = await self._asked(self._stub.ListJobs(pb.ListJobsRequest(), timeout=_TIMEOUT_S))
+        answer = await self._call(self._stub.ListJobs(pb.ListJobsRequest(), timeout=_TIMEOUT_S))
         return tuple(from_proto(JobSummary, job) for job in answer.jobs)
 
     async def job(self, job_id: str) -> JobDetail:
         """See `Controller`."""
-        return from_proto(JobDetail, await self._asked(self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=_TIMEOUT_S)))
+        return from_proto(JobDetail, await self._call(self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=_TIMEOUT_S)))
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """See `Controller`."""
@@ -87,60 +87,60 @@ class RemoteController:
             async for change in self._stub.WatchJob(pb.WatchJobRequest(job_id=job_id)):
                 yield from_proto(JobChange, change)
         except aio.AioRpcError as error:
-            raise await self._translated(error) from error
+            raise await self._translate_error(error) from error
 
     async def cancel(self, job_id: str) -> int:
         """See `Controller`."""
-        answer = await self._asked(self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=_TIMEOUT_S))
+        answer = await self._call(self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=_TIMEOUT_S))
         return answer.trials_cancelled
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """See `Controller`."""
-        answer = await self._asked(self._stub.ListHosts(pb.ListHostsRequest(), timeout=_TIMEOUT_S))
+        answer = await self._call(self._stub.ListHosts(pb.ListHostsRequest(), timeout=_TIMEOUT_S))
         return tuple(from_proto(HostStatus, host) for host in answer.hosts)
 
     async def drain(self, host: str, reason: str) -> None:
         """See `Controller`."""
-        await self._asked(self._stub.DrainHost(pb.DrainHostRequest(host=host, reason=reason), timeout=_TIMEOUT_S))
+        await self._call(self._stub.DrainHost(pb.DrainHostRequest(host=host, reason=reason), timeout=_TIMEOUT_S))
 
     async def undrain(self, host: str) -> None:
         """See `Controller`."""
-        await self._asked(self._stub.UndrainHost(pb.UndrainHostRequest(host=host), timeout=_TIMEOUT_S))
+        await self._call(self._stub.UndrainHost(pb.UndrainHostRequest(host=host), timeout=_TIMEOUT_S))
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
         """See `Controller`."""
         try:
-            async for check in self._stub.CheckHosts(pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_S):
+            async for check in self._stub.CheckHosts(pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_TIMEOUT_S):
                 yield from_proto(HostCheck, check)
         except aio.AioRpcError as error:
-            raise await self._translated(error) from error
+            raise await self._translate_error(error) from error
 
-    async def results(self, job_id: str) -> Results:
+    async def results(self, job_id: str) -> JobResults:
         """See `Controller`."""
-        return from_proto(Results, await self._asked(self._stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=_TIMEOUT_S)))
+        return from_proto(JobResults, await self._call(self._stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=_TIMEOUT_S)))
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """See `Controller`."""
         request = pb.GetTrialRequest(trial_id=trial_id, attempt=attempt, with_log=with_log)
-        return from_proto(TrialDetail, await self._asked(self._stub.GetTrial(request, timeout=_TIMEOUT_S)))
+        return from_proto(TrialDetail, await self._call(self._stub.GetTrial(request, timeout=_TIMEOUT_S)))
 
-    async def _asked(self, call: Awaitable[T]) -> T:
+    async def _call(self, call: Awaitable[T]) -> T:
         try:
             return await call
         except aio.AioRpcError as error:
-            raise await self._translated(error) from error
+            raise await self._translate_error(error) from error
 
-    async def _translated(self, error: aio.AioRpcError) -> FleetError:
+    async def _translate_error(self, error: aio.AioRpcError) -> FleetError:
         kind = _ERRORS.get(error.code(), Bug)
         message, _, hint = (error.details() or error.code().name.lower()).partition("\n")
         if kind is HostUnreachable:
-            reason = await self._line.why_not() or message
-            unanswered = f"the controller at {self._address} does not answer: {reason}"
-            return HostUnreachable(unanswered, hint or _hint(reason))
+            reason = await self._channel.explain_failure() or message
+            summary = f"the controller at {self._address} does not answer: {reason}"
+            return HostUnreachable(summary, hint or _unreachable_hint(reason))
         return kind(message, hint)
 
 
-def _hint(reason: str) -> str:
+def _unreachable_hint(reason: str) -> str:
     if "certificate" in reason:
         return "`fleetctl trust show` tells of those here; `fleetctl trust issue NAME` on the controller's machine makes new ones"
     return "is `fleetctl up` running there?"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from fleet_controller.app.socket_probe import is_live
-from fleet_controller.cli.state_folder import Places, places
+from fleet_controller.cli.state_folder import StateFolder, resolve_state_folder
 from fleet_controller.core.controller_api import Controller
 from fleet_protos.errors import ConfigError
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def connected(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
+async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
     """--controller, else $FLEET_CONTROLLER, else the state folder's controller if it is live, else its store, read only."""
-    home = places(arguments.state)
-    address = controller_address(arguments.controller, home)
+    state_folder = resolve_state_folder(arguments.state)
+    address = controller_address(arguments.controller, state_folder)
     if address:
-        from fleet_controller.cli.controller_client import RemoteController
+        from fleet_controller.cli.controller_client import ControllerClient
 
-        async with RemoteController(address, user_files(address, arguments.trust, home)) as remote:
+        async with ControllerClient(address, user_tls_files(address, arguments.trust, state_folder)) as remote:
             yield remote
         return
-    with stored(home) as jobs:
+    with open_stored_jobs(state_folder) as jobs:
         yield jobs
 
 
-def user_files(address: str, trust: str, home: Places) -> TlsFiles | None:
+def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFiles | None:
     """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None for one of this machine without TLS."""
     if address.startswith("unix:"):
         return None
@@ -41,32 +41,32 @@ def user_files(address: str, trust: str, home: Places) -> TlsFiles | None:
     from fleet_transport.tls_client import is_local
     from fleet_transport.tls_identity import TlsFiles
 
-    folder = trust_folder(trust, home.state)
+    folder = trust_folder(trust, state_folder.path)
     if not folder.is_dir() and not trust:
         if is_local(address):
             return None
-        told = f"{address} is on a network, where a certificate is needed, and there is none in {folder}"
-        raise ConfigError(told, "`fleetctl trust issue NAME` on the controller's machine makes one; --trust DIR names its folder")
+        message = f"{address} is on a network, where a certificate is needed, and there is none in {folder}"
+        raise ConfigError(message, "`fleetctl trust issue NAME` on the controller's machine makes one; --trust DIR names its folder")
     return TlsFiles(folder / "ca.crt", folder / "user.crt", folder / "user.key")
 
 
 @contextmanager
-def stored(home: Places) -> Iterator[StoredJobs]:
+def open_stored_jobs(state_folder: StateFolder) -> Iterator[StoredJobs]:
     """The store of a state folder, read only. Raises ConfigError when nothing was ever run there."""
     from fleet_controller.jobs.queries import StoredJobs
     from fleet_controller.store.store import Store
 
-    store = Store.open(str(home.store), read_only=True)
+    store = Store.open(str(state_folder.store), read_only=True)
     try:
-        yield StoredJobs(store, home.artifacts)
+        yield StoredJobs(store, state_folder.artifacts)
     finally:
         store.close()
 
 
-def controller_address(named: str, home: Places) -> str:
+def controller_address(named: str, state_folder: StateFolder) -> str:
     """Where a controller is to be asked; empty when none was named and none is live in the state folder."""
     from fleet_transport.sockets import listen_address
 
     named = named or os.environ.get("FLEET_CONTROLLER", "")
-    here = listen_address(home.controller, "controller")
+    here = listen_address(state_folder.controller, "controller")
     return named or (here if is_live(here) else "")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_controller.fleet_file.find_fleet_file import fleet_path
+from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def read_fleet(path: Path) -> Inventory:
     return load_fleet_file(path).inventory
 
 
-def fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
+def find_fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
     """The fleet file's hosts when a job has trials on any of them; None when it is a job of this machine."""
-    path = fleet_path(named)
+    path = find_fleet_file(named)
     if path is None:
         return None
     fleet = read_fleet(path)
@@ -30,9 +30,9 @@ def fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
     return fleet if any(host.name in hosts for host in fleet.hosts) else None
 
 
-def fleet_of(arguments: argparse.Namespace) -> Inventory:
+def load_required_fleet(arguments: argparse.Namespace) -> Inventory:
     """The fleet that a command needs. Raises ConfigError when there is no fleet file, and as `read_fleet`."""
-    path = fleet_path(arguments.fleet)
+    path = find_fleet_file(arguments.fleet)
     if path is None:
         raise ConfigError("there is no fleet file here", "fleetctl init writes one; --fleet FILE or $BENCHFLEET_FLEET names another")
     return read_fleet(path)

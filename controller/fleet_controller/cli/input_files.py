@@ -22,14 +22,14 @@ def read_text(name: str) -> str:
         raise ConfigError(f"{name} is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
 
 
-def load(name: str) -> LoadedJob:
+def read_job_file(name: str) -> LoadedJob:
     """A checked job from a file or standard input. Raises JobRejected with all findings, ConfigError when it cannot be read."""
     from fleet_controller.job_file.job_loader import load_job
 
-    return load_job(read_bytes(name), name, folder_of(name))
+    return load_job(read_bytes(name), name, base_folder(name))
 
 
-def folder_of(name: str) -> Path:
+def base_folder(name: str) -> Path:
     """From where the paths in a file are taken: its own folder, this one for standard input."""
     return Path() if name == "-" else Path(name).parent
 

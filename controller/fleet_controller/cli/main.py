@@ -9,18 +9,18 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from fleet_controller.cli.argument_parser import parser
-from fleet_controller.cli.missing_extras import lacking
-from fleet_controller.cli.terminal.console import Console, console
+from fleet_controller.cli.argument_parser import build_parser
+from fleet_controller.cli.missing_extras import missing_extra_error
+from fleet_controller.cli.terminal.console import Console, process_console
 from fleet_protos.errors import Bug, ExitCode, FleetError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the result is the exit code. Raises SystemExit only for --help and wrong options (2)."""
-    arguments = parser().parse_args(argv)
-    _open_what_is_closed()
+    arguments = build_parser().parse_args(argv)
+    _reopen_closed_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the error says in words
-    out = console(arguments.debug)
+    out = process_console(arguments.debug)
     try:
         # Only the module of the command asked for is imported: `fleetctl --help` must not wait for SciPy.
         return int(import_module(f"fleet_controller.cli.commands.{arguments.module}").run(arguments, out))
@@ -28,46 +28,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     except KeyboardInterrupt:
-        out.tell("interrupted")
-        return ExitCode.ANSWER_IS_BAD
+        out.print_stderr("interrupted")
+        return ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 -- the top: whatever arrives here and is no FleetError is a bug, told as one
-        return _told(error, arguments, out)
+        return _report_exception(error, arguments, out)
 
 
-def _open_what_is_closed() -> None:
+def _reopen_closed_streams() -> None:
     """A parent may have closed our output (`>&-`): then it goes nowhere."""
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- for as long as the process lives
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def _told(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
+def _report_exception(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("fleet_"):
-        error = lacking(error.name, "controller")
+        error = missing_extra_error(error.name, "controller")
     if isinstance(error, FleetError) and not isinstance(error, Bug):
-        return _tell_error(error, out)
-    return _tell_bug(error, arguments, out)
+        return _print_error(error, out)
+    return _print_bug(error, arguments, out)
 
 
-def _tell_error(error: FleetError, out: Console) -> int:
+def _print_error(error: FleetError, out: Console) -> int:
     findings = getattr(error, "findings", ())  # of a JobRejected: all of them, not the first
     hint = [f"  {error.hint}"] if error.hint else []
-    out.tell(*(map(str, findings) if findings else [f"{out.styled('error')}: {error.message}", *hint]))
+    out.print_stderr(*(map(str, findings) if findings else [f"{out.styled('error')}: {error.message}", *hint]))
     return error.exit_code
 
 
-def _tell_bug(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
+def _print_bug(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
     report = "".join(traceback.format_exception(error))
     if arguments.debug:
-        out.tell(report.rstrip())
+        out.print_stderr(report.rstrip())
     named = f"{type(error).__name__}: {error}".partition("\n")[0]
-    out.tell(f"{out.styled('error')}: a bug in fleetctl: {named}", f"  {_kept(report, arguments)}")
+    out.print_stderr(f"{out.styled('error')}: a bug in fleetctl: {named}", f"  {_write_bug_log(report, arguments)}")
     return ExitCode.BUG
 
 
-def _kept(report: str, arguments: argparse.Namespace) -> str:
-    from fleet_controller.cli.state_folder import places
+def _write_bug_log(report: str, arguments: argparse.Namespace) -> str:
+    from fleet_controller.cli.state_folder import resolve_state_folder
 
-    folder = places(arguments.state).bugs
+    folder = resolve_state_folder(arguments.state).bugs
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = folder / f"{os.getpid()}-{arguments.command}.log"

@@ -6,17 +6,17 @@ from importlib.util import find_spec
 
 from fleet_protos.errors import ConfigError
 
-_OF_THE_AGENT = ("ray", "pyarrow", "uvloop")
+_AGENT_MODULES = ("ray", "pyarrow", "uvloop")
 
 
-def lacking(module: str, extra: str) -> ConfigError:
+def missing_extra_error(module: str, extra: str) -> ConfigError:
     """The error for a module that is not installed."""
     hint = f"install benchfleet[{extra}]; `fleetctl run` needs benchfleet[agent,controller]"
     return ConfigError(f"this installation lacks {module}", hint)
 
 
-def need_the_agent() -> None:
+def require_agent_extra() -> None:
     """Before a server is launched that nothing could load. Raises ConfigError when a module of the agent's extra is missing."""
-    missing = next((module for module in _OF_THE_AGENT if find_spec(module) is None), None)
+    missing = next((module for module in _AGENT_MODULES if find_spec(module) is None), None)
     if missing:
-        raise lacking(missing, "agent")
+        raise missing_extra_error(missing, "agent")

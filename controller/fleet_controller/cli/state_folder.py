@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StateFolder:
     """The folders below one state folder."""
 
-    state: Path
+    path: Path
 
     @property
     def controller(self) -> Path:
         """Store, artifacts, lock and socket of the controller."""
-        return self.state / "controller"
+        return self.path / "controller"
 
     @property
     def store(self) -> Path:
@@ -42,23 +42,23 @@ class Places:
     @property
     def agent(self) -> Path:
         """Journal and trials of the local agent."""
-        return self.state / "agent"
+        return self.path / "agent"
 
     @property
     def bugs(self) -> Path:
         """Tracebacks of what should not have happened."""
-        return self.state / "bugs"
+        return self.path / "bugs"
 
 
-def places(state: str = "") -> Places:
+def resolve_state_folder(state: str = "") -> StateFolder:
     """The state folder: `state`, else $BENCHFLEET_STATE, else benchfleet below $XDG_STATE_HOME or ~/.local/state."""
     named = state or os.environ.get("BENCHFLEET_STATE", "")
     if named:
-        return Places(Path(named).expanduser().absolute())
+        return StateFolder(Path(named).expanduser().absolute())
     parent = os.environ.get("XDG_STATE_HOME", "") or "~/.local/state"
-    return Places(Path(parent).expanduser().absolute() / "benchfleet")
+    return StateFolder(Path(parent).expanduser().absolute() / "benchfleet")
 
 
-def host_name() -> str:
+def local_host_name() -> str:
     """What this machine calls itself: the host of its trials unless --host-name says otherwise."""
     return socket.gethostname() or "localhost"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fleet_protos.protocol_version import PROTOCOL, refusal, understands
+from fleet_protos.protocol_version import PROTOCOL, incompatibility, is_compatible
 
 CLOCK_APART_S = 2.0
 
 
 def not_understood(host: str, version: str, protocol: int, ours: int = PROTOCOL) -> tuple[str, str]:
     """(why the controller does not work with this agent, what to do); both empty when it does."""
-    if understands(protocol, ours):
+    if is_compatible(protocol, ours):
         return "", ""
-    message, _ = refusal(f"the agent of {host} (version {version or 'unknown'})", protocol, "this controller", ours)
+    message, _ = incompatibility(f"the agent of {host} (version {version or 'unknown'})", protocol, "this controller", ours)
     return message, f"fleetctl deploy {host}" if protocol < ours else "update benchfleet here, to the version of its agents"
 
 

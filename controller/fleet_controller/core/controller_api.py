@@ -130,7 +130,7 @@ class JobChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class JobResults:
     """All stored runs of a job."""
 
     job: JobSummary = field(default_factory=JobSummary)
@@ -189,7 +189,7 @@ class Controller(Protocol):
         """What stands in the way on each of the hosts, all when none is named, as each is ready. Raises NotFound."""
         ...
 
-    async def results(self, job_id: str) -> Results:
+    async def results(self, job_id: str) -> JobResults:
         """Every stored run of a job."""
         ...
 

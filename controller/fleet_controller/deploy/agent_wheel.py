@@ -15,16 +15,16 @@ from importlib.resources.abc import Traversable
 from fleet_protos import __version__
 
 PACKAGES = ("fleet_agent", "fleet_knowledge", "fleet_protos")
-NAME = f"benchfleet-{__version__}-py3-none-any.whl"
+WHEEL_NAME = f"benchfleet-{__version__}-py3-none-any.whl"
 _INFO = f"benchfleet-{__version__}.dist-info"
 _METADATA = f"Metadata-Version: 2.1\nName: benchfleet\nVersion: {__version__}\nRequires-Python: >=3.11\n"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: benchfleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say: the time of packing must not change the digest
 
 
-def own_wheel() -> bytes:
+def build_agent_wheel() -> bytes:
     """The wheel's content."""
-    contents = {f"{package}/{name}": content for package in PACKAGES for name, content in _walked(files(package))}
+    contents = {f"{package}/{name}": content for package in PACKAGES for name, content in _package_files(files(package))}
     contents |= {f"{_INFO}/METADATA": _METADATA.encode(), f"{_INFO}/WHEEL": _WHEEL.encode()}
     record = "".join(f"{name},{_digest(content)},{len(content)}\n" for name, content in sorted(contents.items()))
     contents[f"{_INFO}/RECORD"] = f"{record}{_INFO}/RECORD,,\n".encode()
@@ -37,12 +37,12 @@ def own_wheel() -> bytes:
     return target.getvalue()
 
 
-def _walked(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
+def _package_files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
     found = []
     for entry in folder.iterdir():
         name = f"{prefix}{entry.name}"
         if entry.is_dir() and entry.name != "__pycache__":
-            found += _walked(entry, f"{name}/")
+            found += _package_files(entry, f"{name}/")
         elif entry.is_file() and not entry.name.endswith((".pyc", ".proto")):
             found.append((name, entry.read_bytes()))
     return found

@@ -10,140 +10,140 @@ from functools import partial
 from typing import Any
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy.agent_health import Line, Unhealthy, wait_healthy
-from fleet_controller.deploy.deploy_context import HostResult, Seen, Tools
+from fleet_controller.deploy.agent_health import DeployedAgent, Unhealthy, wait_healthy
+from fleet_controller.deploy.deploy_context import DeployContext, HostResult, PlannedDeploy
 from fleet_controller.deploy.deploy_plan import (
-    Interpreter,
-    Trusted,
-    Wanted,
+    AgentInterpreter,
+    TrustFiles,
+    WantedInstall,
     choose_python,
     plan_deploy,
 )
-from fleet_controller.deploy.host_facts import Facts, parse_facts
-from fleet_controller.deploy.install_location import SYSTEM_USER, place_of, roots
-from fleet_controller.deploy.installer_session import Session, remote_source
-from fleet_controller.deploy.plan_executor import Carrying
+from fleet_controller.deploy.host_facts import ProbeFacts, parse_facts
+from fleet_controller.deploy.install_location import SYSTEM_USER, candidate_roots, choose_location
+from fleet_controller.deploy.installer_session import InstallerSession, remote_source
+from fleet_controller.deploy.plan_executor import PlanExecutor
 from fleet_controller.deploy.remote.probe import STARTER
-from fleet_controller.deploy.wheel_bundle import target_of
+from fleet_controller.deploy.wheel_bundle import wheel_target
 from fleet_controller.pki.authority import Authority
-from fleet_controller.ssh.ssh_connection import Connection
+from fleet_controller.ssh.ssh_connection import SshConnection
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
-from fleet_transport.certificate import certificates
+from fleet_transport.certificate import parse_certificates
 
-UNCHANGED_HEALTHY_S = 5.0
+UNCHANGED_HEALTH_TIMEOUT_S = 5.0
 
 
-async def deploy_host(host: FleetHost, tools: Tools) -> HostResult:
+async def deploy_host(host: FleetHost, context: DeployContext) -> HostResult:
     """All of it; a host's trouble is in the result, whatever it is."""
-    return await told(host, tools, _deploy)
+    return await run_connected(host, context, _deploy)
 
 
-async def told(host: FleetHost, tools: Tools, work: Callable[[FleetHost, Tools, Connection], Any]) -> HostResult:
+async def run_connected(host: FleetHost, context: DeployContext, host_work: Callable[[FleetHost, DeployContext, SshConnection], Any]) -> HostResult:
     """The result of `work` on an open connection. Its errors become the result."""
     began = time.monotonic()
     try:
-        tools.say(host.name, "connecting")
-        with await tools.blocking(Connection.open, host.ssh, tools.keyring) as connection:
-            result: HostResult = await work(host, tools, connection)
+        context.report_progress(host.name, "connecting")
+        with await context.run_in_thread(SshConnection.open, host.ssh, context.keyring) as connection:
+            result: HostResult = await host_work(host, context, connection)
     except FleetError as error:
         message = error.message.removeprefix(f"host {host.name}: ")
         result = HostResult(host.name, "failed", message=message, hint=error.hint, exit_code=int(error.exit_code))
-    return _timed(result, time.monotonic() - began)
+    return _with_seconds(result, time.monotonic() - began)
 
 
-def _timed(result: HostResult, seconds: float) -> HostResult:
+def _with_seconds(result: HostResult, seconds: float) -> HostResult:
     return replace(result, seconds=round(seconds, 2))
 
 
-async def _deploy(host: FleetHost, tools: Tools, connection: Connection) -> HostResult:
-    tools.say(host.name, "reading facts")
-    seen = await tools.blocking(_look, host, tools, connection)
-    if tools.dry_run:
-        return HostResult(host.name, "planned", version=seen.plan.version, commands=seen.plan.commands, notes=seen.plan.notes)
-    if not seen.plan.commands:
-        return await _unchanged(host, tools, connection, seen)
-    python = seen.wanted.interpreter.path or "python3"
-    with await tools.blocking(Session, connection, host.name, seen.wanted.place, python) as session:
-        seen = await tools.blocking(partial(_look, host, tools, connection, issue=True))  # another deploy may have been there until now
-        if not seen.plan.commands:
-            return await _unchanged(host, tools, connection, seen)
-        result = await Carrying(host, tools, connection, session, seen).through()
+async def _deploy(host: FleetHost, context: DeployContext, connection: SshConnection) -> HostResult:
+    context.report_progress(host.name, "reading facts")
+    planned = await context.run_in_thread(_plan_host, host, context, connection)
+    if context.dry_run:
+        return HostResult(host.name, "planned", version=planned.plan.version, commands=planned.plan.commands, notes=planned.plan.notes)
+    if not planned.plan.commands:
+        return await _verify_unchanged(host, context, connection, planned)
+    python = planned.wanted.interpreter.path or "python3"
+    with await context.run_in_thread(InstallerSession, connection, host.name, planned.wanted.location, python) as session:
+        planned = await context.run_in_thread(partial(_plan_host, host, context, connection, issue=True))  # another deploy may have been there until now
+        if not planned.plan.commands:
+            return await _verify_unchanged(host, context, connection, planned)
+        result = await PlanExecutor(host, context, connection, session, planned).execute()
     if result.state == "changed":
-        await tools.blocking(_note_certificate, host, seen, tools.authority)
+        await context.run_in_thread(_record_certificate, host, planned, context.authority)
     return result
 
 
-def _look(host: FleetHost, tools: Tools, connection: Connection, *, issue: bool = False) -> Seen:
-    facts = read_facts(connection, host)
-    wanted = wanted_of(host, facts, tools, issue=issue)
-    return Seen(facts, wanted, plan_deploy(facts, wanted))
+def _plan_host(host: FleetHost, context: DeployContext, connection: SshConnection, *, issue: bool = False) -> PlannedDeploy:
+    facts = fetch_facts(connection, host)
+    wanted = wanted_install(host, facts, context, issue=issue)
+    return PlannedDeploy(facts, wanted, plan_deploy(facts, wanted))
 
 
-def _note_certificate(host: FleetHost, seen: Seen, authority: Authority) -> None:
+def _record_certificate(host: FleetHost, planned: PlannedDeploy, authority: Authority) -> None:
     """The agent answers with what lies there now: earlier certificates of the host are trusted no more."""
-    pem = seen.wanted.trusted.certificate or seen.facts.at(seen.wanted.place.root).certificate.encode()
-    authority.installed(host.name, certificates(pem)[0].fingerprint)
+    pem = planned.wanted.trust_files.certificate or planned.facts.installed_at(planned.wanted.location.root).certificate.encode()
+    authority.installed(host.name, parse_certificates(pem)[0].fingerprint)
 
 
-async def _unchanged(host: FleetHost, tools: Tools, connection: Connection, seen: Seen) -> HostResult:
-    async def steady() -> bool:
+async def _verify_unchanged(host: FleetHost, context: DeployContext, connection: SshConnection, planned: PlannedDeploy) -> HostResult:
+    async def is_still_running() -> bool:
         return True
 
-    line = Line(host, tools.authority, connection)
+    agent = DeployedAgent(host, context.authority, connection)
     try:
-        await wait_healthy(line.client, host, seen.wanted.bundle.version, UNCHANGED_HEALTHY_S, steady)
+        await wait_healthy(agent.client, host, planned.wanted.bundle.version, UNCHANGED_HEALTH_TIMEOUT_S, is_still_running)
     except Unhealthy as error:
-        hint = f"nothing was changed; look at its log there: {' '.join(seen.wanted.place.log_argv)}"
+        hint = f"nothing was changed; look at its log there: {' '.join(planned.wanted.location.log_argv)}"
         raise HostUnreachable(error.message, hint) from error
     finally:
-        await line.close()
-    await tools.blocking(_note_certificate, host, seen, tools.authority)
-    return HostResult(host.name, "unchanged", version=seen.plan.version, notes=seen.plan.notes)
+        await agent.close()
+    await context.run_in_thread(_record_certificate, host, planned, context.authority)
+    return HostResult(host.name, "unchanged", version=planned.plan.version, notes=planned.plan.notes)
 
 
-def read_facts(connection: Connection, host: FleetHost) -> Facts:
+def fetch_facts(connection: SshConnection, host: FleetHost) -> ProbeFacts:
     """One round trip. Raises ConfigError for a host without any Python."""
     source = remote_source("probe")
     question = {
-        "roots": roots(host.install), "users": [host.install.run_as or SYSTEM_USER, SYSTEM_USER],
+        "roots": candidate_roots(host.install), "users": [host.install.run_as or SYSTEM_USER, SYSTEM_USER],
         "python": "" if host.install.python in ("auto", "bundled") else host.install.python,
         "sudo": host.install.mode in ("auto", "system"), "source": source,
     }  # fmt: skip
     ran = connection.run(["python3", "-I", "-c", STARTER], json.dumps(question).encode() + b"\n")
     if ran.code != 0:
-        said = ran.error.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ran.code}"]
+        stderr_lines = ran.error.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ran.code}"]
         hint = "install python3 there: 3.11 or newer for the agent itself, or any with install.python: bundled"
-        raise ConfigError(f"host {host.name}: python3 cannot be used there: {said[0]}", hint)
+        raise ConfigError(f"host {host.name}: python3 cannot be used there: {stderr_lines[0]}", hint)
     return parse_facts(json.loads(ran.out))
 
 
-def wanted_of(host: FleetHost, facts: Facts, tools: Tools, *, issue: bool) -> Wanted:
+def wanted_install(host: FleetHost, facts: ProbeFacts, context: DeployContext, *, issue: bool) -> WantedInstall:
     """What the fleet file, the bundle and the authority want of this host. `issue`: a certificate where the one there is no good."""
-    place = place_of(host, facts)
-    interpreter = tools.interpreter(facts.machine) if host.install.python == "bundled" else _found(host, facts)
+    place = choose_location(host, facts)
+    interpreter = context.bundled_interpreter(facts.machine) if host.install.python == "bundled" else _host_interpreter(host, facts)
     try:
-        target = target_of(interpreter.version, facts.machine, facts.libc)
+        target = wheel_target(interpreter.version, facts.machine, facts.libc)
     except ConfigError as error:
         raise ConfigError(f"host {host.name}: {error.message}", error.hint) from error
-    bundle = tools.bundle(target)
-    trusted = _trusted(host, facts.at(place.root).certificate, tools.authority, issue=issue)
-    return Wanted(host, place, bundle, interpreter, trusted, remote_source("keeper"), tools.force)
+    bundle = context.bundle_for(target)
+    trusted = _trust_files(host, facts.installed_at(place.root).certificate, context.authority, issue=issue)
+    return WantedInstall(host, place, bundle, interpreter, trusted, remote_source("keeper"), context.force)
 
 
-def _found(host: FleetHost, facts: Facts) -> Interpreter:
+def _host_interpreter(host: FleetHost, facts: ProbeFacts) -> AgentInterpreter:
     python = choose_python(host, facts)
-    return Interpreter(python.version, python.path)
+    return AgentInterpreter(python.version, python.path)
 
 
-def _trusted(host: FleetHost, installed: str, authority: Authority, *, issue: bool) -> Trusted:
+def _trust_files(host: FleetHost, installed: str, authority: Authority, *, issue: bool) -> TrustFiles:
     try:
-        fingerprint = certificates(installed.encode())[0].fingerprint if installed else ""
+        fingerprint = parse_certificates(installed.encode())[0].fingerprint if installed else ""
     except ValueError:
         fingerprint = ""
     lists = authority.authorities_pem(), authority.revoked_text().encode()
     if not authority.needs_new(host.name, fingerprint, time.time_ns() / 1e9):
-        return Trusted(*lists)
+        return TrustFiles(*lists)
     if not issue:
-        return Trusted(*lists, b"(made when it is deployed)", b"(made when it is deployed)")
+        return TrustFiles(*lists, b"(made when it is deployed)", b"(made when it is deployed)")
     issued = authority.issue_agent(host.name, [host.address])
-    return Trusted(*lists, issued.certificate_pem, issued.key_pem)
+    return TrustFiles(*lists, issued.certificate_pem, issued.key_pem)

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class FileOwnership:
     """Mode and owner of something. `owner` empty: whoever we are there; `is_owner` False: root owns it, the owner's group reads it."""
 
     mode: int = 0o755
@@ -35,15 +35,15 @@ class MakeFolder:
     """Make a folder unless it is there. `agents`: names of what an agent will make in it, which is removed with all else."""
 
     path: str
-    owned: Owned = Owned()
+    ownership: FileOwnership = FileOwnership()
     agents: tuple[str, ...] = ()
 
     def frame(self) -> dict[str, Any]:
         """As the installer takes it."""
-        return {"op": "folder", "path": self.path, "agents": self.agents, **self.owned.frame()}
+        return {"op": "folder", "path": self.path, "agents": self.agents, **self.ownership.frame()}
 
     def __str__(self) -> str:
-        return f"make folder {self.path} ({self.owned})"
+        return f"make folder {self.path} ({self.ownership})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class PutFile:
 
     path: str
     content: bytes = field(repr=False)
-    owned: Owned = Owned(0o644)
+    ownership: FileOwnership = FileOwnership(0o644)
     secret: bool = False
 
     def frame(self) -> dict[str, Any]:
         """As the installer takes it; `payload` follows."""
         digest = hashlib.sha256(self.content).hexdigest()
-        return {"op": "put", "path": self.path, "size": len(self.content), "sha256": digest, **self.owned.frame()}
+        return {"op": "put", "path": self.path, "size": len(self.content), "sha256": digest, **self.ownership.frame()}
 
     def __str__(self) -> str:
-        return f"write {self.path} ({self.owned})"
+        return f"write {self.path} ({self.ownership})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RequireIdle:
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
+class SaveForRollback:
     """Keep what a switch replaces, so that it can be put back."""
 
     paths: tuple[str, ...]
@@ -180,7 +180,7 @@ class CheckHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class DropRollback:
     """Drop what was kept for going back, and versions, wheels and Pythons that are not named."""
 
     keep: tuple[str, ...]
@@ -208,11 +208,11 @@ class RemoveAll:
         return f"remove all that the list {self.root}/made.jsonl names, then the list"
 
 
-Command = (
-    MakeFolder | PutFile | SendWheel | MakeVersion | RequireIdle | Remember | SwitchLink | RunProgram | CheckHealth | Forget | RemoveAll
+HostCommand = (
+    MakeFolder | PutFile | SendWheel | MakeVersion | RequireIdle | SaveForRollback | SwitchLink | RunProgram | CheckHealth | DropRollback | RemoveAll
 )  # fmt: skip
 
 
-def shown(command: Command) -> Mapping[str, Any]:
+def command_json(command: HostCommand) -> Mapping[str, Any]:
     """A command as `--json` prints it: what it does in words, and its frame without the content of files."""
     return {"text": str(command), **command.frame()}

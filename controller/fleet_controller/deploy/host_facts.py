@@ -55,7 +55,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class UserAccount:
     """A user of the host."""
 
     uid: int
@@ -64,7 +64,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ProbeFacts:
     """One host. `sudo`: it asks for no password. `users`: those that were asked about, None where there is none of that name."""
 
     uid: int = 0
@@ -80,7 +80,7 @@ class Facts:
     sudo: bool = False
     gpus: int = 0
     cpus: int = 1
-    users: Mapping[str, Account | None] = field(default_factory=dict)
+    users: Mapping[str, UserAccount | None] = field(default_factory=dict)
     installed: tuple[Installed, ...] = ()
 
     @property
@@ -88,37 +88,37 @@ class Facts:
         """We are root there, at once or by sudo."""
         return self.uid == 0 or self.sudo
 
-    def at(self, root: str) -> Installed:
+    def installed_at(self, root: str) -> Installed:
         """What lies at `root`."""
         return next((found for found in self.installed if found.root == root), Installed(root))
 
 
-def parse_facts(told: Mapping[str, Any]) -> Facts:
+def parse_facts(answer: Mapping[str, Any]) -> ProbeFacts:
     """The probe's answer as a value. Raises KeyError or TypeError for what is none."""
-    return Facts(
-        uid=told["uid"],
-        user=told["user"],
-        home=told["home"],
-        system=told["system"].get("PRETTY_NAME", ""),
-        machine=told["machine"],
-        libc=told["libc"],
-        pythons=tuple(HostPython(one["path"], _version(one["version"]), one["usable"], one["named"]) for one in told["pythons"]),
-        systemd=told["systemd"],
-        user_systemd=told["user_systemd"],
-        linger=told["linger"],
-        sudo=told["sudo"],
-        gpus=told["gpus"],
-        cpus=told["cpus"],
-        users={name: Account(*account) if account else None for name, account in told["users"].items()},
-        installed=tuple(_installed(found) for found in told["installed"]),
+    return ProbeFacts(
+        uid=answer["uid"],
+        user=answer["user"],
+        home=answer["home"],
+        system=answer["system"].get("PRETTY_NAME", ""),
+        machine=answer["machine"],
+        libc=answer["libc"],
+        pythons=tuple(HostPython(one["path"], _parse_version(one["version"]), one["usable"], one["named"]) for one in answer["pythons"]),
+        systemd=answer["systemd"],
+        user_systemd=answer["user_systemd"],
+        linger=answer["linger"],
+        sudo=answer["sudo"],
+        gpus=answer["gpus"],
+        cpus=answer["cpus"],
+        users={name: UserAccount(*account) if account else None for name, account in answer["users"].items()},
+        installed=tuple(_parse_installed(found) for found in answer["installed"]),
     )
 
 
-def _version(numbers: Sequence[int]) -> tuple[int, int, int]:
+def _parse_version(numbers: Sequence[int]) -> tuple[int, int, int]:
     major, minor, micro = numbers
     return major, minor, micro
 
 
-def _installed(found: Mapping[str, Any]) -> Installed:
-    told: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key != "files"}
-    return Installed(**told, files={path: PlacedFile(*about) for path, about in found.get("files", {}).items()})
+def _parse_installed(found: Mapping[str, Any]) -> Installed:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key != "files"}
+    return Installed(**fields, files={path: PlacedFile(*about) for path, about in found.get("files", {}).items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fleet_controller.core.inventory import FleetHost, Install
-from fleet_controller.deploy.host_facts import DAEMON, SYSTEM, USER, Account, Facts
+from fleet_controller.deploy.host_facts import DAEMON, SYSTEM, USER, ProbeFacts, UserAccount
 from fleet_protos.errors import ConfigError
 
 SYSTEM_ROOT, SYSTEM_CONFIG, SYSTEM_STATE = "/opt/benchfleet", "/etc/benchfleet", "/var/lib/benchfleet"
@@ -15,7 +15,7 @@ UNIT = "benchfleet-agent.service"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstallLocation:
     """One installation. `owner`: user that the agent runs as, with its home; `unit`: its unit file, empty without systemd.
 
     `by_sudo`: root's rights are needed and come from sudo. `makes_user`: the owner is to be made.
@@ -44,7 +44,7 @@ class Place:
         return ("systemctl", *(["--user"] if self.mode == USER else []), *words)
 
 
-def roots(install: Install) -> list[tuple[str, str]]:
+def candidate_roots(install: Install) -> list[tuple[str, str]]:
     """(root, state) of each place where an installation may be: what the probe looks at. `~` is the user's home there."""
     if install.path:
         states = {SYSTEM: SYSTEM_STATE, "auto": SYSTEM_STATE}
@@ -53,44 +53,44 @@ def roots(install: Install) -> list[tuple[str, str]]:
     return [system, (USER_ROOT, install.state or f"{USER_ROOT}/state")]
 
 
-def place_of(host: FleetHost, facts: Facts) -> Place:
+def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
     """Where the agent of `host` is to live. Raises ConfigError when the mode cannot be had there, naming what can."""
     install = host.install
-    mode = _mode(host, facts)
+    mode = _choose_mode(host, facts)
     if mode == SYSTEM:
         owner = install.run_as or (SYSTEM_USER if facts.uid == 0 else facts.user)
-        account = facts.users.get(owner) or (Account(facts.uid, facts.uid, facts.home) if owner == facts.user else None)
+        account = facts.users.get(owner) or (UserAccount(facts.uid, facts.uid, facts.home) if owner == facts.user else None)
         if account is None and owner != SYSTEM_USER:
             raise ConfigError(f"host {host.name}: install.run_as: there is no user {owner} there", "make it, or name another")
-        state = _path(install.state, facts) or SYSTEM_STATE
-        place = Place(SYSTEM, _path(install.path, facts) or SYSTEM_ROOT, SYSTEM_CONFIG, state, f"/etc/systemd/system/{UNIT}", owner, state)
+        state = _expand_home(install.state, facts) or SYSTEM_STATE
+        place = InstallLocation(SYSTEM, _expand_home(install.path, facts) or SYSTEM_ROOT, SYSTEM_CONFIG, state, f"/etc/systemd/system/{UNIT}", owner, state)
         if account is None:
-            return _with(place, None, place.state, facts)
-        return _with(place, account.uid, account.home, facts)
+            return _with_owner(place, None, place.state, facts)
+        return _with_owner(place, account.uid, account.home, facts)
     if install.run_as not in ("", facts.user):
         hint = f"set install.mode: system, or log in as {install.run_as}"
         raise ConfigError(f"host {host.name}: install.run_as: a {mode} agent runs as {facts.user}, who deploys it", hint)
-    root = _path(install.path, facts) or _path(USER_ROOT, facts)
+    root = _expand_home(install.path, facts) or _expand_home(USER_ROOT, facts)
     unit = f"{facts.home}/.config/systemd/user/{UNIT}" if mode == USER else ""
-    return Place(mode, root, f"{root}/etc", _path(install.state, facts) or f"{root}/state", unit, facts.user, facts.home, facts.uid)
+    return InstallLocation(mode, root, f"{root}/etc", _expand_home(install.state, facts) or f"{root}/state", unit, facts.user, facts.home, facts.uid)
 
 
-def _with(place: Place, uid: int | None, home: str, facts: Facts) -> Place:
+def _with_owner(place: InstallLocation, uid: int | None, home: str, facts: ProbeFacts) -> InstallLocation:
     return replace(place, home=home, uid=uid, by_sudo=facts.uid != 0, makes_user=uid is None)
 
 
-def _path(path: str, facts: Facts) -> str:
+def _expand_home(path: str, facts: ProbeFacts) -> str:
     return facts.home + path[1:] if path == "~" or path.startswith("~/") else path
 
 
-def _mode(host: FleetHost, facts: Facts) -> str:
+def _choose_mode(host: FleetHost, facts: ProbeFacts) -> str:
     wanted = host.install.mode
-    standing = next((found.mode for found in facts.installed if found.mode), "")
+    installed_mode = next((found.mode for found in facts.installed if found.mode), "")
     if wanted == "auto":
-        return standing or (SYSTEM if facts.systemd and facts.is_root else USER if facts.user_systemd and facts.linger else DAEMON)
-    if standing and standing != wanted:
+        return installed_mode or (SYSTEM if facts.systemd and facts.is_root else USER if facts.user_systemd and facts.linger else DAEMON)
+    if installed_mode and installed_mode != wanted:
         hint = f"take it away first: fleetctl undeploy {host.name}"
-        raise ConfigError(f"host {host.name}: an agent is installed in mode {standing} there, install.mode wants {wanted}", hint)
+        raise ConfigError(f"host {host.name}: an agent is installed in mode {installed_mode} there, install.mode wants {wanted}", hint)
     if wanted in (SYSTEM, USER) and not facts.systemd:
         raise ConfigError(f"host {host.name}: install.mode: {wanted} needs systemd, which does not run there", "set it to daemon or auto")
     if wanted == SYSTEM and not facts.is_root:

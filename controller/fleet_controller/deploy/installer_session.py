@@ -8,16 +8,16 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any
 
-from fleet_controller.deploy.host_commands import Command, PutFile, SendWheel
-from fleet_controller.deploy.install_location import Place
-from fleet_controller.ssh.ssh_connection import Connection
+from fleet_controller.deploy.host_commands import HostCommand, PutFile, SendWheel
+from fleet_controller.deploy.install_location import InstallLocation
+from fleet_controller.ssh.ssh_connection import SshConnection
 from fleet_protos.errors import Bug, Conflict, FleetError
 
 LOCK_WAIT_S = 20.0
 _CHUNK_BYTES = 1 << 20
 _PACKAGE = "fleet_controller.deploy.remote"
 _MODULES = ("atomic_files", "file_trees", "installer")  # in the order in which they import each other
-_STARTER = """\
+_LOADER = """\
 import json, sys, types
 source = sys.stdin.buffer
 for name, text in json.loads(source.read(int(source.readline())).decode()):
@@ -37,21 +37,21 @@ def remote_source(name: str) -> str:
 
 
 # What Python there is to run, and what it is to read first, behind its length in a line of its own
-INSTALLER = _STARTER, json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _MODULES]).encode()
+INSTALLER = _LOADER, json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _MODULES]).encode()
 
 
-class Session:
+class InstallerSession:
     """One session of the installer: it holds the installation's lock until this is closed or the connection ends."""
 
-    def __init__(self, connection: Connection, host: str, place: Place, python: str) -> None:
+    def __init__(self, connection: SshConnection, host: str, place: InstallLocation, python: str) -> None:
         self._host = host
         sudo = ["sudo", "-n", "--"] if place.by_sudo else []
         starter, sources = INSTALLER
-        self._pipe = connection.pipe([*sudo, python, "-I", "-c", starter])
+        self._pipe = connection.start([*sudo, python, "-I", "-c", starter])
         self._pipe.send(b"%d\n%s" % (len(sources), sources))
-        self._ask({"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S}, f"open {place.root}")
+        self._request({"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S}, f"open {place.root}")
 
-    def carry_out(self, command: Command) -> Mapping[str, Any]:
+    def execute(self, command: HostCommand) -> Mapping[str, Any]:
         """Do it there; the answer. Raises DeployFailed, HostUnreachable."""
         frame = command.frame()
         self._pipe.send(json.dumps(frame).encode() + b"\n")
@@ -59,18 +59,18 @@ class Session:
             self._pipe.send(command.content)
         elif isinstance(command, SendWheel):
             self._send_file(command)
-        return self._answer(str(command))
+        return self._read_answer(str(command))
 
     def restore(self) -> str:
         """Put back what a switch replaced; the version that is current then, empty when there was none."""
-        current: str = self._ask({"op": "restore"}, "go back to the version before")["current"]
+        current: str = self._request({"op": "restore"}, "go back to the version before")["current"]
         return current
 
     def close(self) -> None:
         """End it; the lock is free then."""
         self._pipe.close()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> InstallerSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -81,12 +81,12 @@ class Session:
             while chunk := file.read(_CHUNK_BYTES):
                 self._pipe.send(chunk)
 
-    def _ask(self, frame: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    def _request(self, frame: Mapping[str, Any], what: str) -> Mapping[str, Any]:
         self._pipe.send(json.dumps(frame).encode() + b"\n")
-        return self._answer(what)
+        return self._read_answer(what)
 
-    def _answer(self, what: str) -> Mapping[str, Any]:
-        answer: Mapping[str, Any] = json.loads(self._pipe.line())
+    def _read_answer(self, what: str) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = json.loads(self._pipe.read_line())
         if answer["ok"]:
             return answer
         error, kind = answer["error"], answer["kind"]

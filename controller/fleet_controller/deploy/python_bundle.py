@@ -11,54 +11,54 @@ import sys
 import tarfile
 from pathlib import Path
 
-from fleet_controller.deploy.wheel_bundle import Item, digest_of
+from fleet_controller.deploy.wheel_bundle import BundleFile, file_sha256
 from fleet_protos.errors import ConfigError
 
-WANTED = "3.12"
-_FETCH_S = 600.0
+PYTHON_VERSION = "3.12"
+_FETCH_TIMEOUT_S = 600.0
 _FOLDER = re.compile(r"cpython-(\d+)\.(\d+)\.(\d+)-linux-(\w+)-gnu")
-_NOT_NEEDED = {"__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "include", "share"}
+_EXCLUDED_NAMES = {"__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "include", "share"}
 
 
-def bundled_python(cache: Path, machine: str) -> tuple[tuple[int, int, int], Item]:
+def fetch_python(cache: Path, machine: str) -> tuple[tuple[int, int, int], BundleFile]:
     """(version, file) of a Python for that architecture. Raises ConfigError with what uv said."""
     folder = cache / "pythons"
     folder.mkdir(parents=True, exist_ok=True)
-    tree = _tree(folder, machine) or _fetched(folder, machine)
+    tree = _find_tree(folder, machine) or _fetch_tree(folder, machine)
     match = _FOLDER.fullmatch(tree.name)
     assert match is not None
     archive = folder / f"{tree.name}.tar.gz"
     if not archive.exists():
-        pack(tree, archive)
+        pack_tree(tree, archive)
     with tarfile.open(archive) as tar:
         unpacked = sum(member.size for member in tar)
-    digest = digest_of(archive)
+    digest = file_sha256(archive)
     name = f"{tree.name}-{digest[:16]}"
-    return (int(match[1]), int(match[2]), int(match[3])), Item(name, archive, archive.stat().st_size, digest, unpacked)
+    return (int(match[1]), int(match[2]), int(match[3])), BundleFile(name, archive, archive.stat().st_size, digest, unpacked)
 
 
-def _tree(folder: Path, machine: str) -> Path | None:
+def _find_tree(folder: Path, machine: str) -> Path | None:
     found = (path for path in folder.iterdir() if path.is_dir() and (match := _FOLDER.fullmatch(path.name)) and match[4] == machine)
     return max(found, key=lambda path: [int(part) for part in _FOLDER.fullmatch(path.name).groups()[:3]], default=None)  # type: ignore[union-attr]
 
 
-def _fetched(folder: Path, machine: str) -> Path:
-    argv = [_uv(), "python", "install", "--quiet", "--no-bin", "--install-dir", str(folder), f"cpython-{WANTED}-linux-{machine}-gnu"]
+def _fetch_tree(folder: Path, machine: str) -> Path:
+    argv = [_uv_path(), "python", "install", "--quiet", "--no-bin", "--install-dir", str(folder), f"cpython-{PYTHON_VERSION}-linux-{machine}-gnu"]
     hint = (
         "UV_PYTHON_INSTALL_MIRROR names a mirror of python-build-standalone, file:// among them; "
         "or install Python 3.11 or newer on the host and set install.python: auto"
     )
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_FETCH_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"fetching a Python took longer than {_FETCH_S:.0f} s", hint) from None
-    tree = _tree(folder, machine)
+        raise ConfigError(f"fetching a Python took longer than {_FETCH_TIMEOUT_S:.0f} s", hint) from None
+    tree = _find_tree(folder, machine)
     if done.returncode != 0 or tree is None:
         raise ConfigError(f"no Python to bring along: {' / '.join(done.stderr.strip().splitlines()[-2:])}", hint)
     return tree
 
 
-def _uv() -> str:
+def _uv_path() -> str:
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
     if not found:
@@ -67,18 +67,18 @@ def _uv() -> str:
     return found
 
 
-def pack(tree: Path, archive: Path) -> None:
+def pack_tree(tree: Path, archive: Path) -> None:
     """The tree as one file: the same tree, the same bytes. What an agent never imports stays out."""
     new = archive.with_name(f"{archive.name}.new")
     with new.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for path in sorted(tree.rglob("*")):
             inside = path.relative_to(tree)
-            if _NOT_NEEDED.isdisjoint(inside.parts) and not path.name.endswith((".a", ".pyc")):
-                tar.add(path, str(inside), recursive=False, filter=_plain)
+            if _EXCLUDED_NAMES.isdisjoint(inside.parts) and not path.name.endswith((".a", ".pyc")):
+                tar.add(path, str(inside), recursive=False, filter=_normalise_member)
     new.replace(archive)
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _normalise_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mtime = 0

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.deploy.host_facts import SYSTEM
-from fleet_controller.deploy.install_location import Place
+from fleet_controller.deploy.install_location import InstallLocation
 
 _CACHES = ("_HOME", "_CACHE", "_DIR", "_CACHE_DIR")  # variables of servers that name a folder to write to, such as HF_HOME
 LAUNCHER = """\
@@ -21,7 +21,7 @@ sys.exit(main())
 """
 
 
-def unit_text(place: Place, host: FleetHost) -> str:
+def unit_text(place: InstallLocation, host: FleetHost) -> str:
     """The unit file of an installation that systemd supervises.
 
     Servers in containers need rights that a hardened unit takes away (a container's tools are set-uid programs and make namespaces).
@@ -49,17 +49,17 @@ def launcher_text(version_folder: str) -> str:
     return LAUNCHER.format(python=f"{version_folder}/bin/python3")
 
 
-def listen_address(host: FleetHost) -> str:
+def agent_listen_address(host: FleetHost) -> str:
     """Where its agent listens: only the host itself reaches the end of an SSH tunnel."""
     if host.through_ssh:
         return f"127.0.0.1:{host.port}"
     return f"[::]:{host.port}" if ":" in host.address else f"0.0.0.0:{host.port}"
 
 
-def config_text(place: Place, host: FleetHost) -> str:
+def config_text(place: InstallLocation, host: FleetHost) -> str:
     """agent.toml of a host."""
     config = place.config
-    top: dict[str, object] = {"host": host.name, "listen": listen_address(host), "state": place.state}
+    top: dict[str, object] = {"host": host.name, "listen": agent_listen_address(host), "state": place.state}
     if host.gpus is not None:
         top["gpus"] = host.gpus
     top |= {"simulated_gpus": host.simulated_gpus, "metrics": host.metrics, "load_only": host.load_only}
@@ -76,31 +76,31 @@ def config_text(place: Place, host: FleetHost) -> str:
         "server": {"python": host.server_python, "image": host.server_image},
         "server.env": host.env,
     }  # fmt: skip
-    parts = ["# Written by fleetctl deploy from the fleet file; changes here are lost at the next one.", *_lines(top)]
+    parts = ["# Written by fleetctl deploy from the fleet file; changes here are lost at the next one.", *_toml_lines(top)]
     for name, table in tables.items():
-        parts += ["", f"[{name}]", *_lines(table)]
+        parts += ["", f"[{name}]", *_toml_lines(table)]
     return "\n".join(parts) + "\n"
 
 
-def _lines(table: Mapping[str, object]) -> list[str]:
-    return [f"{_text(key) if not _is_bare(key) else key} = {_value(value)}" for key, value in table.items()]
+def _toml_lines(table: Mapping[str, object]) -> list[str]:
+    return [f"{_toml_string(key) if not _is_bare_key(key) else key} = {_toml_value(value)}" for key, value in table.items()]
 
 
-def _is_bare(key: str) -> bool:
+def _is_bare_key(key: str) -> bool:
     return key.isascii() and key.replace("_", "").replace("-", "").isalnum()
 
 
-def _value(value: object) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        return _text(value)
+        return _toml_string(value)
     assert isinstance(value, Sequence)
-    return f"[{', '.join(_text(str(item)) for item in value)}]"
+    return f"[{', '.join(_toml_string(str(item)) for item in value)}]"
 
 
-def _text(text: str) -> str:
+def _toml_string(text: str) -> str:
     """A basic string of TOML: JSON's escapes are among TOML's, but for DEL, which JSON leaves as it is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

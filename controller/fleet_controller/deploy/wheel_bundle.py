@@ -26,13 +26,13 @@ from fleet_controller.deploy import agent_wheel
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError
 
-DOWNLOAD_S = 900.0
+DOWNLOAD_TIMEOUT_S = 900.0
 _ARCHITECTURES = ("x86_64", "aarch64")
 _OLDEST_GLIBC = 17  # manylinux2014: what wheels are made for
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Target:
+class WheelTarget:
     """What a wheel must fit: `python` (3, 11), architecture as the kernel names it, minor version of glibc 2."""
 
     python: tuple[int, int]
@@ -51,7 +51,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class BundleFile:
     """A file to bring. `name`: of the folder that it is unpacked to, unique by its digest; `unpacked_bytes`: room it takes there."""
 
     name: str
@@ -66,7 +66,7 @@ class Bundle:
     """All wheels of one target."""
 
     version: str
-    wheels: tuple[Item, ...]
+    wheels: tuple[BundleFile, ...]
 
     @property
     def size(self) -> int:
@@ -74,14 +74,14 @@ class Bundle:
         return sum(item.size for item in self.wheels)
 
 
-def target_of(python: tuple[int, int, int], machine: str, libc: str) -> Target:
+def wheel_target(python: tuple[int, int, int], machine: str, libc: str) -> WheelTarget:
     """The target of a host's interpreter. Raises ConfigError for a host that no wheels are made for."""
     match = re.fullmatch(r"glibc 2\.(\d+)", libc)
     if not match or int(match[1]) < _OLDEST_GLIBC:
         raise ConfigError(f"its C library is {libc or 'not glibc'}", f"benchfleet needs glibc 2.{_OLDEST_GLIBC} or newer")
     if machine not in _ARCHITECTURES:
         raise ConfigError(f"its processor is {machine}", f"benchfleet runs on {' and '.join(_ARCHITECTURES)}")
-    return Target(python[:2], machine, int(match[1]))
+    return WheelTarget(python[:2], machine, int(match[1]))
 
 
 class Bundler:
@@ -91,7 +91,7 @@ class Bundler:
         self.cache = cache
         self._wheels = wheels
 
-    def bundle(self, target: Target) -> Bundle:
+    def build(self, target: WheelTarget) -> Bundle:
         """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError with what pip said."""
         pins = files("fleet_controller.deploy") / "agent-requirements.txt"
         folder = self.cache / "wheels" / target.tag / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
@@ -102,30 +102,30 @@ class Bundler:
                     wheels = Path(fresh) / "wheels"
                     self._download(requirements, target, wheels)
                     wheels.rename(folder)  # whole, and never changed again: others may be reading from it
-            wheels_of_others = [item_of(path) for path in sorted(folder.glob("*.whl"))]
-        return Bundle(__version__, (self._own(), *wheels_of_others))
+            wheels_of_others = [read_bundle_file(path) for path in sorted(folder.glob("*.whl"))]
+        return Bundle(__version__, (self._agent_wheel(), *wheels_of_others))
 
-    def _own(self) -> Item:
-        content = agent_wheel.own_wheel()
+    def _agent_wheel(self) -> BundleFile:
+        content = agent_wheel.build_agent_wheel()
         folder = self.cache / "own" / hashlib.sha256(content).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            _write_if_other(folder / agent_wheel.NAME, content)
-            return item_of(folder / agent_wheel.NAME)
+            _write_if_changed(folder / agent_wheel.WHEEL_NAME, content)
+            return read_bundle_file(folder / agent_wheel.WHEEL_NAME)
 
-    def _download(self, requirements: Path, target: Target, folder: Path) -> None:
+    def _download(self, requirements: Path, target: WheelTarget, folder: Path) -> None:
         python = f"{target.python[0]}.{target.python[1]}"
         argv = [
-            *_pip(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes",
+            *_pip_argv(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes",
             "--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--dest", str(folder),
             "--requirement", str(requirements), *(word for platform in target.platforms() for word in ("--platform", platform)),
         ]  # fmt: skip
         if self._wheels is not None:
             argv += ["--no-index", "--find-links", str(self._wheels.absolute())]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False, stdin=subprocess.DEVNULL)
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"fetching the agent's wheels took longer than {DOWNLOAD_S:.0f} s", "look at the package registry") from None
+            raise ConfigError(f"fetching the agent's wheels took longer than {DOWNLOAD_TIMEOUT_S:.0f} s", "look at the package registry") from None
         except OSError as error:
             raise ConfigError(f"pip cannot be started: {error}", _NO_PIP) from error
         if done.returncode != 0:
@@ -137,7 +137,7 @@ class Bundler:
 _NO_PIP = "install pip beside fleetctl (python -m ensurepip), or uv"
 
 
-def _pip() -> list[str]:
+def _pip_argv() -> list[str]:
     """How pip is called here: of this interpreter, else uv's, else the one in PATH."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
@@ -148,22 +148,22 @@ def _pip() -> list[str]:
     raise ConfigError("the agent's wheels cannot be fetched: there is no pip", _NO_PIP)
 
 
-def item_of(path: Path) -> Item:
+def read_bundle_file(path: Path) -> BundleFile:
     """A wheel with its digest; what was computed before for the same file is read from beside it."""
-    about = path.stat()
-    note, stamp = path.with_name(f".{path.name}.json"), [about.st_size, about.st_mtime_ns]
-    told = json.loads(_read(note) or "{}")
-    if told.get("stamp") != stamp:
-        digest = digest_of(path)
+    status = path.stat()
+    note, stamp = path.with_name(f".{path.name}.json"), [status.st_size, status.st_mtime_ns]
+    cached = json.loads(_read_or_empty(note) or "{}")
+    if cached.get("stamp") != stamp:
+        digest = file_sha256(path)
         with zipfile.ZipFile(path) as wheel:
             unpacked = sum(entry.file_size for entry in wheel.infolist())
-        told = {"stamp": stamp, "sha256": digest, "unpacked": unpacked}
-        _write_if_other(note, json.dumps(told).encode())
+        cached = {"stamp": stamp, "sha256": digest, "unpacked": unpacked}
+        _write_if_changed(note, json.dumps(cached).encode())
     name, version = path.name.split("-")[:2]
-    return Item(f"{name}-{version}-{told['sha256'][:16]}", path, about.st_size, told["sha256"], told["unpacked"])
+    return BundleFile(f"{name}-{version}-{cached['sha256'][:16]}", path, status.st_size, cached["sha256"], cached["unpacked"])
 
 
-def digest_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -174,14 +174,14 @@ def user_cache(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser() / "benchfleet" / "bundles"
 
 
-def _read(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
 
 
-def _write_if_other(path: Path, content: bytes) -> None:
+def _write_if_changed(path: Path, content: bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     new = path.with_name(f"{path.name}.new")

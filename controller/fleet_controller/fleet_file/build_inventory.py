@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleet_controller.core.inventory import AGENT_PORT, Allow, FleetHost, Install, Inventory, Ssh
-from fleet_controller.fleet_file.parsed_fleet import FleetReading, Layers
-from fleet_controller.fleet_file.ssh_settings import Said
+from fleet_controller.fleet_file.parsed_fleet import Layers, ParsedFleet
+from fleet_controller.fleet_file.ssh_settings import FileSshSettings
 from fleet_controller.yaml.document import dotted
 
 _ALLOW = ("python", "images", "models", "mounts", "env", "args")
 
 
-def said_of(layers: Layers) -> Said:
+def file_ssh_settings(layers: Layers) -> FileSshSettings:
     """What the file says about reaching the hosts of an entry."""
-    return Said(
+    return FileSshSettings(
         user=layers.value("user"),
         port=layers.value("port"),
         identities=layers.value("identity"),
@@ -24,30 +24,30 @@ def said_of(layers: Layers) -> Said:
     )
 
 
-def inventory(reading: FleetReading, ways: dict[str, Ssh]) -> Inventory:
+def build_inventory(parsed: ParsedFleet, ssh_by_host: dict[str, Ssh]) -> Inventory:
     """The fleet. `ways`: host name → how it is reached."""
-    fleet = reading.fleet
-    places = {dotted(path): place for path, place in reading.document.keys.items()}
+    fleet = parsed.fleet
+    places = {dotted(path): place for path, place in parsed.document.keys.items()}
     hosts: list[FleetHost] = []
-    for layers in reading.layers():
-        hosts.extend(_hosts(layers, ways))
-        places.update((f"host:{name}", reading.document.place((*layers.path, "name"))) for name in layers.names())
+    for layers in parsed.layers():
+        hosts.extend(_hosts(layers, ssh_by_host))
+        places.update((f"host:{name}", parsed.document.place((*layers.path, "name"))) for name in layers.names())
     return Inventory(
         hosts=tuple(hosts),
         currency=fleet.currency,
         deploys_at_once=fleet.deploys_at_once,
         give_up_after_s=fleet.give_up_after,
-        file=reading.document.file,
+        file=parsed.document.file,
         places=places,
     )
 
 
-def _hosts(layers: Layers, ways: dict[str, Ssh]) -> Iterator[FleetHost]:
+def _hosts(layers: Layers, ssh_by_host: dict[str, Ssh]) -> Iterator[FleetHost]:
     names = layers.names()
     labels, env = layers.merged("labels"), layers.merged("env")
     python, image = server_default(layers)
     for name in names:
-        ssh = ways[name]
+        ssh = ssh_by_host[name]
         reach = layers.value("reach") or ("ssh" if ssh.jumps else "direct")
         yield FleetHost(
             name=name,

@@ -8,7 +8,7 @@ from pathlib import Path
 _HERE = Path("fleet.yaml")
 
 
-def fleet_path(named: str | None) -> Path | None:
+def find_fleet_file(named: str | None) -> Path | None:
     """The file of `--fleet`, else $BENCHFLEET_FLEET, else ./fleet.yaml where there is one; None when there is none."""
     text = named or os.environ.get("BENCHFLEET_FLEET", "")
     if text:

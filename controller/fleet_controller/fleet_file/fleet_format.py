@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from fleet_controller.fleet_file import fleet_models as models
-from fleet_controller.yaml.file_format import Path, Shape, Words
+from fleet_controller.yaml.file_format import FileFormat, FindingText, KeyPath
 
 _SECRET_KEY = re.compile(r"pass?(word|phrase|wd)|(^|_)secret|private_key|become_pass", re.IGNORECASE)
-_SECTIONS: dict[Path, type[models.HostKeys]] = {
+_SECTIONS: dict[KeyPath, type[models.HostKeys]] = {
     ("defaults",): models.HostKeys,
     ("groups", "*"): models.Group,
     ("groups", "*", "hosts", "*"): models.Host,
@@ -16,7 +16,7 @@ _SECTIONS: dict[Path, type[models.HostKeys]] = {
 }
 
 
-def _secret(path: Path) -> Words | None:
+def _describe_secret_key(path: KeyPath) -> FindingText | None:
     key = str(path[-1])
     if not _SECRET_KEY.search(key):
         return None
@@ -27,7 +27,7 @@ def _secret(path: Path) -> Words | None:
     return "password_key", message, "log in by a key (`ssh-copy-id HOST`); load one with a passphrase into the agent (`ssh-add`)"
 
 
-FLEET = Shape(
+FLEET_FORMAT = FileFormat(
     noun="the fleet",
     models={
         (): models.FleetFile,
@@ -43,5 +43,5 @@ FLEET = Shape(
     },
     empty={"groups.*": "write `hosts: [gpu01, gpu02]`, or remove it"},
     names={("name",): "small letters, digits and dashes, at most 48, with a letter or digit first and last"},
-    unknown=_secret,
+    describe_unknown_key=_describe_secret_key,
 )

@@ -9,21 +9,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleet_controller.core.inventory import Inventory
-from fleet_controller.fleet_file.build_inventory import inventory
+from fleet_controller.fleet_file.build_inventory import build_inventory
 from fleet_controller.fleet_file.fleet_checks import check_blocks
-from fleet_controller.fleet_file.fleet_format import FLEET
+from fleet_controller.fleet_file.fleet_format import FLEET_FORMAT
 from fleet_controller.fleet_file.fleet_models import FleetFile
-from fleet_controller.fleet_file.host_entry_checks import Known, check_hosts
-from fleet_controller.fleet_file.parsed_fleet import FleetReading
-from fleet_controller.fleet_file.ssh_settings import Paths
-from fleet_controller.job_file.job_loader import decoded
+from fleet_controller.fleet_file.host_entry_checks import HostsSeen, check_hosts
+from fleet_controller.fleet_file.parsed_fleet import ParsedFleet
+from fleet_controller.fleet_file.ssh_settings import PathRoots
+from fleet_controller.job_file.job_loader import decode_text
 from fleet_controller.ssh.ssh_config import SshConfig, user_ssh_config
-from fleet_controller.yaml.document import LARGEST_BYTES, Document, Path, read_document
+from fleet_controller.yaml.document import LARGEST_BYTES, Document, KeyPath, read_document
 from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected, has_errors, in_order
-from fleet_controller.yaml.pydantic_errors import findings_of
+from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.errors import ConfigError
 
-_MENDINGS = 8  # mending one part can empty another
+_MOST_REPAIRS = 8  # mending one part can empty another
 _STAND_INS: dict[str, Any] = {"apiVersion": "benchfleet/v1", "kind": "Fleet"}
 
 
@@ -56,18 +56,18 @@ def check_fleet(text: str | bytes, file: str, config: SshConfig | None = None, h
     Relative paths in it are relative to its folder. Raises FleetRejected with every finding when at least one is an error.
     """
     document = _document(text, file)
-    reading, faults = _read_models(document)
+    parsed, faults = _read_models(document)
     config = user_ssh_config(home) if config is None else config
-    paths = Paths(home or FilePath.home(), FilePath(file).absolute().parent)
-    known = Known()
-    found = [*document.findings, *faults, *check_blocks(reading), *check_hosts(reading, config, paths, known)]
+    paths = PathRoots(home or FilePath.home(), FilePath(file).absolute().parent)
+    seen = HostsSeen()
+    found = [*document.findings, *faults, *check_blocks(parsed), *check_hosts(parsed, config, paths, seen)]
     if has_errors(found):
         raise FleetRejected(found)
-    return LoadedFleet(inventory(reading, known.ways), in_order(found))
+    return LoadedFleet(build_inventory(parsed, seen.ssh_by_host), in_order(found))
 
 
 def _document(text: str | bytes, file: str) -> Document:
-    document = read_document(decoded(text, file, FleetRejected), file, _is_verbatim)
+    document = read_document(decode_text(text, file, FleetRejected), file, _is_verbatim)
     if isinstance(document.value, dict):
         return replace(document, value={key: value for key, value in document.value.items() if not key.startswith("x-")})
     if not document.findings:
@@ -76,28 +76,28 @@ def _document(text: str | bytes, file: str) -> Document:
     raise FleetRejected(document.findings)
 
 
-def _is_verbatim(path: Path) -> bool:
+def _is_verbatim(path: KeyPath) -> bool:
     """Variables, labels and names are text however they look: `rack: 07` keeps its zero, and a host may be called `12`."""
     return len(path) > 1 and (path[-2] in ("env", "labels") or path[-1] == "name" or path[-2] == "hosts")
 
 
-def _read_models(document: Document) -> tuple[FleetReading, list[Finding]]:
+def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
     """The models, with stand-ins in place of what is broken, and the findings about that."""
     value, broken = document.value, set(document.broken)
     found: list[Finding] = []
-    for _ in range(_MENDINGS):
+    for _ in range(_MOST_REPAIRS):
         try:
-            return FleetReading(document, FleetFile.model_validate(value), frozenset(broken)), found
+            return ParsedFleet(document, FleetFile.model_validate(value), frozenset(broken)), found
         except ValidationError as error:
-            told = list(findings_of(error, replace(document, value=value), FLEET))
-        found = found or [finding for _, finding in told if finding]
-        broken.update(path for path, _ in told)
-        for path, _ in told:
+            reported = list(pydantic_findings(error, replace(document, value=value), FLEET_FORMAT))
+        found = found or [finding for _, finding in reported if finding]
+        broken.update(path for path, _ in reported)
+        for path, _ in reported:
             value = _without(value, path)
-    return FleetReading(document, FleetFile.model_validate(dict(_STAND_INS)), frozenset({()})), found
+    return ParsedFleet(document, FleetFile.model_validate(dict(_STAND_INS)), frozenset({()})), found
 
 
-def _without(value: Any, path: Path) -> Any:
+def _without(value: Any, path: KeyPath) -> Any:
     """A copy without the entry that `path` leads to; places in a list stay, and a stand-in is where something must be."""
     if not path:
         return value
@@ -113,7 +113,7 @@ def _without(value: Any, path: Path) -> Any:
     return left | _stand_in(path, value)
 
 
-def _stand_in(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+def _stand_in(path: KeyPath, value: dict[str, Any]) -> dict[str, Any]:
     key = str(path[0])
     if len(path) == 1 and key == "name" and "apiVersion" not in value:
         return {"name": "x"}

@@ -17,7 +17,7 @@ from fleet_controller.job_file.job_models import (
     Section,
     Text,
     Variables,
-    or_nothing,
+    none_as_empty,
 )
 from fleet_controller.yaml.json_schema import json_schema_of
 
@@ -128,8 +128,8 @@ class HostKeys(Section):
     cost_per_hour: Cost | None = Field(default=None, description="What the whole host costs in an hour, in the fleet's currency.")
     load_only: bool | None = Field(default=None, description="It drives load for other hosts and gets no trials.")
     metrics: Endpoint | None = Field(default=None, description="ADDRESS:PORT on the host for its Prometheus endpoint; default: none.")
-    allow: Annotated[Allow, or_nothing(Allow)] = Field(default=Allow(), description="What jobs may ask of it.")
-    install: Annotated[Install, or_nothing(Install)] = Field(default=Install(), description="Where and how the agent is installed.")
+    allow: Annotated[Allow, none_as_empty(Allow)] = Field(default=Allow(), description="What jobs may ask of it.")
+    install: Annotated[Install, none_as_empty(Install)] = Field(default=Install(), description="Where and how the agent is installed.")
 
 
 HostName = Annotated[Text, WithJsonSchema({"type": ["string", "integer"], "minLength": 1})]  # `name: 12` is read as text
@@ -172,8 +172,8 @@ class FleetFile(Section):
     currency: Currency = Field(default="USD", description="Of cost_per_hour, as USD or EUR.")
     deploys_at_once: Annotated[int, Field(ge=1, le=256)] = Field(default=16, description="Hosts that deploy works on at once.")
     give_up_after: Deadline = Field(default=3600.0, description="How long a host may be away before its trials are given up.")
-    defaults: Annotated[HostKeys, or_nothing(HostKeys)] = Field(default=HostKeys(), description="What holds where nothing else is said.")
-    groups: Annotated[dict[Name, Group], or_nothing(dict[str, Group])] = Field(
+    defaults: Annotated[HostKeys, none_as_empty(HostKeys)] = Field(default=HostKeys(), description="What holds where nothing else is said.")
+    groups: Annotated[dict[Name, Group], none_as_empty(dict[str, Group])] = Field(
         default={}, description="group: {hosts: […], and any key of a host}."
     )
     hosts: Hosts = Field(default=(), description="Hosts of no group.")

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fleet_controller.core.inventory import AGENT_PORT, Ssh
-from fleet_controller.fleet_file.build_inventory import said_of
+from fleet_controller.fleet_file.build_inventory import file_ssh_settings
 from fleet_controller.fleet_file.name_ranges import MOST_NAMES, BadRange
-from fleet_controller.fleet_file.parsed_fleet import PLACEHOLDER, FleetReading, Layers
-from fleet_controller.fleet_file.ssh_settings import Note, Paths, reached
+from fleet_controller.fleet_file.parsed_fleet import PLACEHOLDER, Layers, ParsedFleet
+from fleet_controller.fleet_file.ssh_settings import PathRoots, ReachNote, resolve_ssh
 from fleet_controller.job_file.job_models import NAME_PATTERN
 from fleet_controller.ssh.ssh_config import SshConfig
-from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import INFO, Finding
 
 MOST_HOSTS = MOST_NAMES
@@ -23,122 +23,122 @@ _OTHER_PLACEHOLDER = re.compile(r"\{(?!name\})[^}]*\}|[{}]")
 
 
 @dataclass(slots=True)
-class Known:
+class HostsSeen:
     """What was found while the hosts were walked through: where each name stands, how each host is reached, who is at each place.
 
     `same`: entries of which it was told that they share an address; `notes`: by place and code, the first note and its hosts.
     """
 
-    names: dict[str, Path] = field(default_factory=dict)
-    ways: dict[str, Ssh] = field(default_factory=dict)
-    places: dict[tuple[object, ...], tuple[str, Path]] = field(default_factory=dict)
-    same: set[tuple[Path, Path]] = field(default_factory=set)
-    notes: dict[tuple[Path, str], tuple[Note, list[str]]] = field(default_factory=dict)
+    names: dict[str, KeyPath] = field(default_factory=dict)
+    ssh_by_host: dict[str, Ssh] = field(default_factory=dict)
+    places: dict[tuple[object, ...], tuple[str, KeyPath]] = field(default_factory=dict)
+    same: set[tuple[KeyPath, KeyPath]] = field(default_factory=set)
+    notes: dict[tuple[KeyPath, str], tuple[ReachNote, list[str]]] = field(default_factory=dict)
 
 
-def check_hosts(reading: FleetReading, config: SshConfig, paths: Paths, known: Known) -> Iterator[Finding]:
+def check_hosts(parsed: ParsedFleet, config: SshConfig, paths: PathRoots, seen: HostsSeen) -> Iterator[Finding]:
     """All findings about names, addresses and ways; `known.ways` then holds every host whose entry is right."""
-    yield from _emptiness(reading)
-    yield from _wide_addresses(reading)
-    for layers in reading.layers():
+    yield from _check_not_empty(parsed)
+    yield from _check_shared_addresses(parsed)
+    for layers in parsed.layers():
         try:
             names = layers.names()
         except BadRange as bad:
-            yield _bad_range(reading, (*layers.path, "name"), layers.entry.name, bad)
+            yield _bad_range(parsed, (*layers.path, "name"), layers.entry.name, bad)
             continue
-        yield from _bad_names(reading, layers, names)
-        yield from _duplicates(reading, layers, names, known)
-        if len(known.names) > MOST_HOSTS:
+        yield from _bad_names(parsed, layers, names)
+        yield from _duplicates(parsed, layers, names, seen)
+        if len(seen.names) > MOST_HOSTS:
             message = f"the fleet has more than {MOST_HOSTS} hosts"
-            yield reading.finding("too_many_hosts", (*layers.path, "name"), message, "is a digit too many in a range?")
+            yield parsed.finding("too_many_hosts", (*layers.path, "name"), message, "is a digit too many in a range?")
             return
-        yield from _ways(reading, layers, names, config, paths, known)
-    for (path, _), (note, hosts) in known.notes.items():
+        yield from _check_reach(parsed, layers, names, config, paths, seen)
+    for (path, _), (note, hosts) in seen.notes.items():
         among = f" ({hosts[0]} and {len(hosts) - 1} more)" if len(hosts) > 1 else ""
-        yield reading.finding(note.code, path, note.message + among, note.hint, severity=note.severity)
-    yield from _config(reading, config)
+        yield parsed.finding(note.code, path, note.message + among, note.hint, severity=note.severity)
+    yield from _check_ssh_config(parsed, config)
 
 
-def _emptiness(reading: FleetReading) -> Iterator[Finding]:
-    if not reading.fleet.hosts and not reading.fleet.groups and reading.is_sound(("hosts",), ("groups",)):
-        path: Path = ("hosts",) if "hosts" in reading.written(()) else ("groups",)
-        yield reading.finding("no_hosts", path, "the fleet has no hosts", "write `hosts: [gpu01, gpu02]`", at_key=True)
+def _check_not_empty(parsed: ParsedFleet) -> Iterator[Finding]:
+    if not parsed.fleet.hosts and not parsed.fleet.groups and parsed.is_sound(("hosts",), ("groups",)):
+        path: KeyPath = ("hosts",) if "hosts" in parsed.written(()) else ("groups",)
+        yield parsed.finding("no_hosts", path, "the fleet has no hosts", "write `hosts: [gpu01, gpu02]`", at_key=True)
 
 
-def _wide_addresses(reading: FleetReading) -> Iterator[Finding]:
+def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
     """A range in an address goes with the range of one name; further out only the name can tell hosts apart."""
-    for path, block in reading.blocks():
+    for path, block in parsed.blocks():
         written, at = block.address, (*path, "address")
         if written is None:
             continue
         entry = "name" in type(block).model_fields
         if _OTHER_PLACEHOLDER.search(written.replace(PLACEHOLDER, "")):
             message = f"`{written[:60]}` holds a placeholder that nothing fills"
-            yield reading.finding("bad_address", at, message, f"`{PLACEHOLDER}` stands for the name of the host; there is no other")
+            yield parsed.finding("bad_address", at, message, f"`{PLACEHOLDER}` stands for the name of the host; there is no other")
         elif not entry and PLACEHOLDER not in written:
             message = f"`{written[:60]}` would be the address of all hosts there"
-            yield reading.finding("bad_address", at, message, f"write `{PLACEHOLDER}` where the name goes, or an address at each host")
+            yield parsed.finding("bad_address", at, message, f"write `{PLACEHOLDER}` where the name goes, or an address at each host")
 
 
-def _bad_range(reading: FleetReading, path: Path, written: str, bad: BadRange) -> Finding:
-    return reading.finding("bad_range", path, f"`{written[:60]}` {bad.problem}", bad.hint)
+def _bad_range(parsed: ParsedFleet, path: KeyPath, written: str, bad: BadRange) -> Finding:
+    return parsed.finding("bad_range", path, f"`{written[:60]}` {bad.problem}", bad.hint)
 
 
-def _bad_names(reading: FleetReading, layers: Layers, names: Sequence[str]) -> Iterator[Finding]:
+def _bad_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> Iterator[Finding]:
     bad = next((name for name in names if not re.fullmatch(NAME_PATTERN, name)), None)
     if bad is not None:
         hint = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last; its address goes into `address`"
-        yield reading.finding("bad_name", (*layers.path, "name"), f"`{bad[:80]}` cannot be the name of a host", hint)
+        yield parsed.finding("bad_name", (*layers.path, "name"), f"`{bad[:80]}` cannot be the name of a host", hint)
 
 
-def _duplicates(reading: FleetReading, layers: Layers, names: Sequence[str], known: Known) -> Iterator[Finding]:
+def _duplicates(parsed: ParsedFleet, layers: Layers, names: Sequence[str], seen: HostsSeen) -> Iterator[Finding]:
     """Once for each earlier entry that holds some of the names."""
-    path: Path = (*layers.path, "name")
-    twice: dict[Path, list[str]] = {}
+    path: KeyPath = (*layers.path, "name")
+    twice: dict[KeyPath, list[str]] = {}
     for name in names:
-        if name in known.names:
-            twice.setdefault(known.names[name], []).append(name)
-        known.names.setdefault(name, path)
+        if name in seen.names:
+            twice.setdefault(seen.names[name], []).append(name)
+        seen.names.setdefault(name, path)
     for first, again in twice.items():
-        yield _duplicate(reading, path, first, again)
+        yield _duplicate(parsed, path, first, again)
 
 
-def _duplicate(reading: FleetReading, path: Path, first: Path, again: Sequence[str]) -> Finding:
+def _duplicate(parsed: ParsedFleet, path: KeyPath, first: KeyPath, again: Sequence[str]) -> Finding:
     hosts = f"`{again[0]}`" if len(again) == 1 else f"`{again[0]}` and {len(again) - 1} more"
-    where = "in this entry" if first == path else f"in line {reading.line(first)}"
+    where = "in this entry" if first == path else f"in line {parsed.line(first)}"
     message = f"{hosts} {'is' if len(again) == 1 else 'are'} listed twice: already {where}"
-    return reading.finding("duplicate_host", path, message, "remove one, or narrow the range")
+    return parsed.finding("duplicate_host", path, message, "remove one, or narrow the range")
 
 
-def _ways(
-    reading: FleetReading, layers: Layers, names: Sequence[str], config: SshConfig, paths: Paths, known: Known
+def _check_reach(
+    parsed: ParsedFleet, layers: Layers, names: Sequence[str], config: SshConfig, paths: PathRoots, seen: HostsSeen
 ) -> Iterator[Finding]:
     at = _address_place(layers)
     try:
         addresses = layers.addresses(tuple(names))
     except BadRange as bad:
-        yield _bad_range(reading, at, str(layers.value("address")), bad)
+        yield _bad_range(parsed, at, str(layers.value("address")), bad)
         return
     bad_one = next((address for address in addresses if not _is_address(address)), None)
     if bad_one is not None:
         if layers.value("address") is None or _OTHER_PLACEHOLDER.search(layers.value("address").replace(PLACEHOLDER, "")):
             return  # told of the name, or of the placeholder
         hint = "a name or an IP address alone: user and ports are keys of their own"
-        yield reading.finding("bad_address", at, f"`{bad_one[:60]}` is no address", hint)
+        yield parsed.finding("bad_address", at, f"`{bad_one[:60]}` is no address", hint)
         return
     shared = at[:-1] != layers.path and layers.value("address") is not None and PLACEHOLDER not in layers.value("address")
-    said = said_of(layers)
+    file_settings = file_ssh_settings(layers)
     for name, address in zip(names, addresses, strict=True):
-        way, notes = reached(address, said, config, paths)
-        known.ways.setdefault(name, way)
+        way, notes = resolve_ssh(address, file_settings, config, paths)
+        seen.ssh_by_host.setdefault(name, way)
         for note in notes:
-            told_at = layers.where(note.key) if note.key and layers.value(note.key) is not None else (*layers.path, "name")
-            known.notes.setdefault((told_at, note.code), (note, []))[1].append(name)
+            note_path = layers.where(note.key) if note.key and layers.value(note.key) is not None else (*layers.path, "name")
+            seen.notes.setdefault((note_path, note.code), (note, []))[1].append(name)
         if not shared:  # which is told where it stands
-            yield from _same_place(reading, layers, name, way, known)
+            yield from _check_same_address(parsed, layers, name, way, seen)
 
 
-def _address_place(layers: Layers) -> Path:
+def _address_place(layers: Layers) -> KeyPath:
     return layers.where("address") if layers.value("address") is not None else (*layers.path, "name")
 
 
@@ -152,22 +152,22 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _same_place(reading: FleetReading, layers: Layers, name: str, way: Ssh, known: Known) -> Iterator[Finding]:
+def _check_same_address(parsed: ParsedFleet, layers: Layers, name: str, way: Ssh, seen: HostsSeen) -> Iterator[Finding]:
     """Two agents cannot listen at one address and port; behind different jumps the same address is another machine."""
     port = layers.value("agent_port") or AGENT_PORT
     through = tuple((jump.address, jump.port) for jump in way.jumps)
-    other, path = known.places.setdefault(("at", through, way.address, way.port if through else 0, port), (name, layers.path))
-    if other != name and (layers.path, path) not in known.same:
-        known.same.add((layers.path, path))
-        message = f"`{name}` and `{other}` (line {reading.line(path)}) are both at {way.address}, port {port}"
+    other, path = seen.places.setdefault(("at", through, way.address, way.port if through else 0, port), (name, layers.path))
+    if other != name and (layers.path, path) not in seen.same:
+        seen.same.add((layers.path, path))
+        message = f"`{name}` and `{other}` (line {parsed.line(path)}) are both at {way.address}, port {port}"
         hint = "give each its own address; two agents of one machine need an `agent_port` each"
-        yield reading.finding("same_address", _address_place(layers), message, hint)
+        yield parsed.finding("same_address", _address_place(layers), message, hint)
 
 
-def _config(reading: FleetReading, config: SshConfig) -> Iterator[Finding]:
+def _check_ssh_config(parsed: ParsedFleet, config: SshConfig) -> Iterator[Finding]:
     if config.problem:
-        yield reading.finding("ssh_config", (), f"{config.file}: {config.problem}", "mend it: `ssh -G HOST` shows what is wrong")
+        yield parsed.finding("ssh_config", (), f"{config.file}: {config.problem}", "mend it: `ssh -G HOST` shows what is wrong")
     if config.ignored:
         message = f"{config.file} has {' and '.join(config.ignored)}, which {'is' if len(config.ignored) == 1 else 'are'} left out"
         hint = "write what these hosts need into the fleet file"
-        yield reading.finding("ssh_config_ignored", (), message, hint, severity=INFO)
+        yield parsed.finding("ssh_config_ignored", (), message, hint, severity=INFO)

@@ -24,7 +24,7 @@ class BadRange(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _NumberRange:
     """The numbers from `first` to `last`, both included, written with at least `width` digits."""
 
     first: int
@@ -68,15 +68,15 @@ def _has_loose_bracket(text: str) -> bool:
     return bool(re.search(r"[\[\]]", _PARTS.sub("", text)))
 
 
-def _runs(inside: str) -> list[_Run]:
+def _runs(inside: str) -> list[_NumberRange]:
     return [_run(part.strip()) for part in inside.split(",")]
 
 
-def _run(part: str) -> _Run:
+def _run(part: str) -> _NumberRange:
     match = _RANGE.fullmatch(part)
     if not match:
-        told = f"holds `{part[:20]}`, which is neither a number nor two with a dash between"
-        raise BadRange(told if part else "has an empty place in its range")
+        problem = f"holds `{part[:20]}`, which is neither a number nor two with a dash between"
+        raise BadRange(problem if part else "has an empty place in its range")
     first, last = match[1], match[2] or match[1]
     if int(first) > int(last):
         raise BadRange(f"runs backwards, from {first} to {last}", f"write [{last}-{first}]")
@@ -84,4 +84,4 @@ def _run(part: str) -> _Run:
     padded_otherwise = (width and len(last) < width) or (last.startswith("0") and len(last) != len(first))
     if padded_otherwise:
         raise BadRange(f"pads {first} and {last} with zeros differently", f"write [{first.zfill(len(last))}-{last.zfill(len(first))}]")
-    return _Run(int(first), int(last), width)
+    return _NumberRange(int(first), int(last), width)

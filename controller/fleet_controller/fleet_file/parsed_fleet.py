@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet_controller.fleet_file.fleet_models import FleetFile, Group, Host, HostKeys
 from fleet_controller.fleet_file.name_ranges import BadRange, expand
-from fleet_controller.yaml.document import Document, Path, dotted
+from fleet_controller.yaml.document import Document, KeyPath, dotted
 from fleet_controller.yaml.findings import ERROR, Finding
 
 PLACEHOLDER = "{name}"
@@ -18,11 +18,11 @@ PLACEHOLDER = "{name}"
 class Layers:
     """One entry of the file, a host or a range of them, with what stands behind it; the nearest layer is the first."""
 
-    path: Path
+    path: KeyPath
     entry: Host
-    behind: tuple[tuple[Path, HostKeys], ...]
+    behind: tuple[tuple[KeyPath, HostKeys], ...]
 
-    def each(self) -> Iterator[tuple[Path, HostKeys]]:
+    def each(self) -> Iterator[tuple[KeyPath, HostKeys]]:
         """Every layer with its path, the nearest first."""
         yield self.path, self.entry
         yield from self.behind
@@ -31,7 +31,7 @@ class Layers:
         """What the nearest layer says that says anything; None when none does."""
         return next((found for _, layer in self.each() if (found := getattr(layer, key)) is not None), None)
 
-    def where(self, key: str) -> Path:
+    def where(self, key: str) -> KeyPath:
         """Where that stands, as the path of the key; the entry when no layer says it."""
         return next(((*path, key) for path, layer in self.each() if getattr(layer, key) is not None), self.path)
 
@@ -63,26 +63,26 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetReading:
+class ParsedFleet:
     """`fleet` holds what could be read; values at or below a path in `broken` are defaults or stand-ins, not the user's."""
 
     document: Document
     fleet: FleetFile
-    broken: frozenset[Path] = frozenset()
+    broken: frozenset[KeyPath] = frozenset()
 
     def layers(self) -> Iterator[Layers]:
         """Every sound entry, in the order of the file: those of the groups, then those of none."""
-        defaults: tuple[Path, HostKeys] = (("defaults",), self.fleet.defaults)
+        defaults: tuple[KeyPath, HostKeys] = (("defaults",), self.fleet.defaults)
         for group, content in self.fleet.groups.items():
             for place, entry in enumerate(content.hosts):
-                path: Path = ("groups", group, "hosts", place)
+                path: KeyPath = ("groups", group, "hosts", place)
                 if self.is_sound((*path, "name")):
                     yield Layers(path, entry, ((("groups", group), content), defaults))
         for place, entry in enumerate(self.fleet.hosts):
             if self.is_sound(("hosts", place, "name")):
                 yield Layers(("hosts", place), entry, (defaults,))
 
-    def blocks(self) -> Iterator[tuple[Path, HostKeys | Group | Host]]:
+    def blocks(self) -> Iterator[tuple[KeyPath, HostKeys | Group | Host]]:
         """Every mapping that holds keys of hosts, with its path."""
         yield ("defaults",), self.fleet.defaults
         for group, content in self.fleet.groups.items():
@@ -90,20 +90,20 @@ class FleetReading:
             yield from ((("groups", group, "hosts", place), entry) for place, entry in enumerate(content.hosts))
         yield from ((("hosts", place), entry) for place, entry in enumerate(self.fleet.hosts))
 
-    def is_sound(self, *paths: Path) -> bool:
+    def is_sound(self, *paths: KeyPath) -> bool:
         """True when nothing at or above any of `paths` is broken."""
         return not any(path[: len(bad)] == bad for path in paths for bad in self.broken)
 
-    def finding(self, code: str, path: Path, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
+    def finding(self, code: str, path: KeyPath, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
         """A finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)
         return Finding(code, severity, self.document.file, line, column, dotted(path), message, hint)
 
-    def line(self, path: Path) -> int:
+    def line(self, path: KeyPath) -> int:
         """The line in which `path` stands."""
         return self.document.place(path)[0]
 
-    def written(self, path: Path) -> Mapping[str, Any]:
+    def written(self, path: KeyPath) -> Mapping[str, Any]:
         """The mapping at `path` as it was written; empty when there is none."""
-        found = self.document.at(path, {})
+        found = self.document.value_at(path, {})
         return found if isinstance(found, dict) else {}

@@ -19,7 +19,7 @@ _UNCHECKED = ("no", "off", "accept-new", "ask-new")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class FileSshSettings:
     """What the fleet file says of one host; None and empty = it leaves that open. Paths as written, `jump` `none` = directly."""
 
     user: str | None = None
@@ -30,7 +30,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ReachNote:
     """Something to tell about how a host is reached. `key`: which of its keys it is about, empty for the host itself."""
 
     code: str
@@ -40,16 +40,16 @@ class Note:
     key: str = ""
 
 
-class _Refused(Exception):
+class _CannotReach(Exception):
     """The host cannot be reached so; `note` says why."""
 
-    def __init__(self, note: Note) -> None:
+    def __init__(self, note: ReachNote) -> None:
         super().__init__(note.message)
         self.note = note
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class PathRoots:
     """What relative paths are relative to: those of the fleet file to its folder, `~` to the user's home."""
 
     home: Path
@@ -62,48 +62,48 @@ class Paths:
         return str(self.folder / written)
 
 
-def reached(alias: str, said: Said, config: SshConfig, paths: Paths) -> tuple[Ssh, tuple[Note, ...]]:
+def resolve_ssh(alias: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots) -> tuple[Ssh, tuple[ReachNote, ...]]:
     """How `ssh ALIAS` would get there, with what the file says in front; and what is to be told, errors among it."""
-    options = config.of(alias)
-    notes = list(_told(options, config))
+    options = config.options_for(alias)
+    notes = list(_unsupported_option_notes(options, config))
     jumps: tuple[Ssh, ...] = ()
     try:
-        jumps = _jumps(_jump_text(alias, said, options, config), said, config, paths, (alias,))
-    except _Refused as refused:
+        jumps = _jumps(_jump_text(alias, file_settings, options, config), file_settings, config, paths, (alias,))
+    except _CannotReach as refused:
         notes.append(refused.note)
-    return replace(_settings(alias, said, options, paths), jumps=jumps), tuple(notes)
+    return replace(_settings(alias, file_settings, options, paths), jumps=jumps), tuple(notes)
 
 
-def _settings(alias: str, said: Said, options: Mapping[str, str | list[str]], paths: Paths) -> Ssh:
-    identities = said.identities if said.identities is not None else _many(options, "identityfile")
-    known_hosts = said.known_hosts if said.known_hosts is not None else _words(options, "userknownhostsfile")
+def _settings(alias: str, file_settings: FileSshSettings, options: Mapping[str, str | list[str]], paths: PathRoots) -> Ssh:
+    identities = file_settings.identities if file_settings.identities is not None else _option_list(options, "identityfile")
+    known_hosts = file_settings.known_hosts if file_settings.known_hosts is not None else _option_words(options, "userknownhostsfile")
     return Ssh(
-        address=_one(options, "hostname", alias).strip("[]"),
-        port=said.port or _port(_one(options, "port")),
-        user=said.user or _one(options, "user"),
+        address=_option_text(options, "hostname", alias).strip("[]"),
+        port=file_settings.port or _port(_option_text(options, "port")),
+        user=file_settings.user or _option_text(options, "user"),
         identities=tuple(paths.absolute(path) for path in identities if path.lower() != "none"),
         known_hosts=tuple(paths.absolute(path) for path in known_hosts if path.lower() != "none"),
-        host_key_alias=_one(options, "hostkeyalias"),
-        use_agent=_one(options, "identitiesonly").lower() != "yes" and _one(options, "identityagent").lower() != "none",
-        connect_timeout_s=_seconds(_one(options, "connecttimeout")) or Ssh().connect_timeout_s,
+        host_key_alias=_option_text(options, "hostkeyalias"),
+        use_agent=_option_text(options, "identitiesonly").lower() != "yes" and _option_text(options, "identityagent").lower() != "none",
+        connect_timeout_s=_seconds(_option_text(options, "connecttimeout")) or Ssh().connect_timeout_s,
     )
 
 
-def _jump_text(alias: str, said: Said, options: Mapping[str, str | list[str]], config: SshConfig) -> str:
+def _jump_text(alias: str, file_settings: FileSshSettings, options: Mapping[str, str | list[str]], config: SshConfig) -> str:
     """What stands after ProxyJump, empty for none. Raises _Refused for a ProxyCommand that nothing takes the place of."""
-    if said.jump is not None:
-        return "" if said.jump.strip().lower() == "none" else said.jump
-    jump, command = _one(options, "proxyjump"), _one(options, "proxycommand")
+    if file_settings.jump is not None:
+        return "" if file_settings.jump.strip().lower() == "none" else file_settings.jump
+    jump, command = _option_text(options, "proxyjump"), _option_text(options, "proxycommand")
     if command and not jump:
         match = _FORWARDED.search(command)
         instead = (match["after"] or match["before"]) if match else "HOST"
         message = f"{config.file} reaches {alias} by a ProxyCommand, and benchfleet runs no commands of a configuration"
         hint = f"write `proxy_jump: {instead}` here or `ProxyJump {instead}` there; `proxy_jump: none` goes there directly"
-        raise _Refused(Note("proxy_command", ERROR, message, hint))
+        raise _CannotReach(ReachNote("proxy_command", ERROR, message, hint))
     return "" if jump.lower() == "none" else jump
 
 
-def _jumps(text: str, said: Said, config: SshConfig, paths: Paths, seen: tuple[str, ...]) -> tuple[Ssh, ...]:
+def _jumps(text: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots, seen: tuple[str, ...]) -> tuple[Ssh, ...]:
     """The machines in the order in which they are gone through; before the first its own jumps, as its configuration has them."""
     chain: list[Ssh] = []
     for position, written in enumerate(part.strip() for part in text.split(",") if text):
@@ -111,52 +111,52 @@ def _jumps(text: str, said: Said, config: SshConfig, paths: Paths, seen: tuple[s
         if host in seen:
             way = " → ".join((*seen, host))
             hint = "write `proxy_jump: none` at the host that needs no jump, or take it out of the pattern in ~/.ssh/config"
-            raise _Refused(Note("jump_loop", ERROR, f"the way there goes round in a circle: {way}", hint, "proxy_jump"))
+            raise _CannotReach(ReachNote("jump_loop", ERROR, f"the way there goes round in a circle: {way}", hint, "proxy_jump"))
         seen = (*seen, host)
-        options = config.of(host)
+        options = config.options_for(host)
         if position == 0:
-            chain += _jumps(_jump_text(host, Said(), options, config), said, config, paths, seen)
-        of_jump = Said(user or None, port, said.identities if not _many(options, "identityfile") else None, _known(said, options))
+            chain += _jumps(_jump_text(host, FileSshSettings(), options, config), file_settings, config, paths, seen)
+        of_jump = FileSshSettings(user or None, port, file_settings.identities if not _option_list(options, "identityfile") else None, _known_hosts_of_jump(file_settings, options))
         chain.append(_settings(host, of_jump, options, paths))
     if len(chain) > _MOST_JUMPS or len({(jump.address, jump.port) for jump in chain}) < len(chain):
         message = f"the way there goes through {', '.join(f'{jump.address}:{jump.port}' for jump in chain)}"
-        raise _Refused(Note("jump_loop", ERROR, message, f"each host once, and at most {_MOST_JUMPS} of them", "proxy_jump"))
+        raise _CannotReach(ReachNote("jump_loop", ERROR, message, f"each host once, and at most {_MOST_JUMPS} of them", "proxy_jump"))
     return tuple(chain)
 
 
-def _known(said: Said, options: Mapping[str, str | list[str]]) -> tuple[str, ...] | None:
-    return None if _words(options, "userknownhostsfile") else said.known_hosts
+def _known_hosts_of_jump(file_settings: FileSshSettings, options: Mapping[str, str | list[str]]) -> tuple[str, ...] | None:
+    return None if _option_words(options, "userknownhostsfile") else file_settings.known_hosts
 
 
 def _read_jump(written: str, text: str) -> tuple[str, str, int | None]:
     match = _JUMP.fullmatch(written)
     if not match or (match[3] and not 0 < int(match[3]) < 65536):
         message = f"`{written[:60]}` is no host to go through" if written else f"`{text[:60]}` has an empty place"
-        raise _Refused(Note("bad_jump", ERROR, message, "write it like `user@host:port`, several with commas between", "proxy_jump"))
+        raise _CannotReach(ReachNote("bad_jump", ERROR, message, "write it like `user@host:port`, several with commas between", "proxy_jump"))
     return match[1] or "", match[2].strip("[]"), int(match[3]) if match[3] else None
 
 
-def _told(options: Mapping[str, str | list[str]], config: SshConfig) -> list[Note]:
+def _unsupported_option_notes(options: Mapping[str, str | list[str]], config: SshConfig) -> list[ReachNote]:
     """What the configuration asks for and does not get."""
-    value = _one(options, "stricthostkeychecking").lower()
+    value = _option_text(options, "stricthostkeychecking").lower()
     if value not in _UNCHECKED:
         return []
     message = f"{config.file} has StrictHostKeyChecking {value}, which is not honoured: host keys are always checked"
-    return [Note("host_keys_checked", INFO, message, "`fleetctl deploy` shows how to add the key of a host that is not known yet")]
+    return [ReachNote("host_keys_checked", INFO, message, "`fleetctl deploy` shows how to add the key of a host that is not known yet")]
 
 
-def _one(options: Mapping[str, str | list[str]], name: str, otherwise: str = "") -> str:
+def _option_text(options: Mapping[str, str | list[str]], name: str, otherwise: str = "") -> str:
     value = options.get(name, otherwise)
     return value if isinstance(value, str) else otherwise
 
 
-def _many(options: Mapping[str, str | list[str]], name: str) -> tuple[str, ...]:
+def _option_list(options: Mapping[str, str | list[str]], name: str) -> tuple[str, ...]:
     value = options.get(name, ())
     return tuple(value) if not isinstance(value, str) else (value,)
 
 
-def _words(options: Mapping[str, str | list[str]], name: str) -> tuple[str, ...]:
-    return tuple(word.strip('"') for word in re.findall(r'"[^"]*"|\S+', _one(options, name)))
+def _option_words(options: Mapping[str, str | list[str]], name: str) -> tuple[str, ...]:
+    return tuple(word.strip('"') for word in re.findall(r'"[^"]*"|\S+', _option_text(options, name)))
 
 
 def _port(text: str) -> int:

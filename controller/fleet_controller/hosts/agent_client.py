@@ -19,7 +19,7 @@ from fleet_controller.core.event_rules import fault_of_self
 from fleet_controller.core.trial_state import NO_SKEW, Clock
 from fleet_controller.hosts.event_validation import Hearing
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import (
     Bug,
     ConfigError,
@@ -33,7 +33,7 @@ from fleet_protos.events import Event
 from fleet_protos.trial_types import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
-from fleet_transport.tls_client import Line
+from fleet_transport.tls_client import ReloadingChannel
 from fleet_transport.tls_identity import TlsFiles
 
 _CALL_S = 15.0
@@ -118,16 +118,16 @@ class AgentClient:
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
         self.address = address
         self.called = f"agent at {address}"  # in what is told of it
-        self._line = Line(address, tls, name, _OPTIONS)
+        self._line = ReloadingChannel(address, tls, name, _OPTIONS)
         self._at = (address, tls, name)
         self._made: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
-        self.lease = Lease()  # under which orders are given; not told until it is set
+        self.lease = ControllerEpoch()  # under which orders are given; not told until it is set
         self.clock = NO_SKEW  # of the host, as it was at the last `describe`
 
     async def move(self, address: str, tls: TlsFiles | None, name: str, called: str = "") -> None:
         """From now on at this address, with these files; hangs up only when that is another one."""
         if (address, tls, name) != self._at:
-            line, self._line = self._line, Line(address, tls, name, _OPTIONS)
+            line, self._line = self._line, ReloadingChannel(address, tls, name, _OPTIONS)
             self.address, self._at = address, (address, tls, name)
             self.called = called or f"agent at {address}"
             await line.close()
@@ -150,7 +150,7 @@ class AgentClient:
             self.clock = Clock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2) if info.now_unix_ns else NO_SKEW
             return info
         except HostUnreachable as error:
-            if reason := await self._line.why_not():
+            if reason := await self._line.explain_failure():
                 raise HostUnreachable(f"{self.called}: {reason}") from error
             raise
 
@@ -235,7 +235,7 @@ class AgentClient:
 
     @property
     def _told_lease(self) -> pb.Lease | None:
-        return to_proto(self.lease, pb.Lease()) if self.lease.is_told else None
+        return to_proto(self.lease, pb.Lease()) if self.lease.names_controller else None
 
     async def close(self) -> None:
         """Hang up."""

@@ -14,7 +14,7 @@ from fleet_controller.core.event_rules import (
     fault_of,
 )
 from fleet_protos.codec import from_proto
-from fleet_protos.escape import plain_line
+from fleet_protos.escape import escape_to_one_line
 from fleet_protos.events import Event
 from fleet_protos.v1 import trial_pb2
 
@@ -65,4 +65,4 @@ class Hearing:
         self._lines += 1
         if self._lines <= _MOST_LINES:
             more = "; what else it tells so is dropped without a line" if self._lines == _MOST_LINES else ""
-            log.warning("agent at %s: not believed: %s%s", self._agent, plain_line(why)[:500], more)
+            log.warning("agent at %s: not believed: %s%s", self._agent, escape_to_one_line(why)[:500], more)

@@ -30,7 +30,7 @@ from fleet_protos.errors import (
     ErrorKind,
     FleetError,
     HostUnreachable,
-    LoadFailed,
+    LoadError,
     StoreUnusable,
     Superseded,
 )
@@ -299,7 +299,7 @@ class HostLine:
 
     def _take(self, event: ev.Event, trial: Trial) -> None:
         if isinstance(event.body, ev.RunFinished):
-            self._desk.series.run(trial.spec, event.body.run, self.host)
+            self._desk.series.record_run(trial.spec, event.body.run, self.host)
             if event.body.run.artifact.name:
                 self.files.owe([event.body.run.artifact])
         if isinstance(event.body, ev.EvidenceCollected):
@@ -369,7 +369,7 @@ class HostLine:
             if spec.load.hosts:
                 await self._gathering.gather(spec)
             await self.agent.start(spec)
-        except LoadFailed as error:
+        except LoadError as error:
             end = closed(attempt, ErrorKind.HOST_UNREACHABLE, "load_host_away", error.message, time.time_ns())
             await self._desk.save(spec.trial_id, end)
         except Superseded as error:

@@ -19,7 +19,7 @@ from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.hosts.agent_client import AgentClient, LoadPart
 from fleet_controller.pki.load_cluster_ca import ClusterTrust
 from fleet_controller.planning.load_host_assignment import cores, lent_for_s
-from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, LoadFailed
+from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, LoadError
 from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Gathering:
                 await self._join(cluster, spec, host, count, lead)
         except HostUnreachable as error:
             if time.monotonic() - cluster.since_s > PATIENCE_S:
-                raise LoadFailed(f"load hosts could not be gathered: {error.message}") from error
+                raise LoadError(f"load hosts could not be gathered: {error.message}") from error
             raise
 
     async def leave(self, key: Key) -> None:

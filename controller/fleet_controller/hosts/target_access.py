@@ -46,6 +46,6 @@ async def reaching(follow: Following) -> AsyncIterator[Following]:
     async with Tunnels() as tunnels:
 
         async def reach(host: FleetHost) -> str:
-            return await tunnels.reach(host) if host.through_ssh else direct_address(host)
+            return await tunnels.open_tunnel(host) if host.through_ssh else direct_address(host)
 
         yield replace(follow, ways=replace(follow.ways, reach=reach))

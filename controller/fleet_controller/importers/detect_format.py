@@ -43,7 +43,7 @@ def _within_fences(text: str) -> str:
     return "\n".join(kept)
 
 
-def kind_of(text: str) -> str:
+def source_kind(text: str) -> str:
     """What the text is; an empty text for what is none of these."""
     if _SERVICES.search(text) and not _KUBERNETES.search(text):
         return COMPOSE
@@ -58,7 +58,7 @@ def kind_of(text: str) -> str:
     return SHELL if names_a_launch(text) or _SHELL_LINE.search(text) else ""
 
 
-def is_pasted(content: str) -> bool:
+def is_importable(content: str) -> bool:
     """True for a file that `lint` reads as a pasted launch and not as a job."""
     text = plain_text(content)
-    return not _JOB.search(text) and bool(kind_of(text))
+    return not _JOB.search(text) and bool(source_kind(text))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.importers.sources.launch_values import Entry
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.importers.sources.launch_values import EntryPoint
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
 _MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.server")
@@ -25,13 +25,13 @@ def names_a_launch(text: str) -> bool:
     return bool(_LAUNCH.search(text))
 
 
-def other_kind(words: Sequence[Argument]) -> str:
+def other_program_kind(words: Sequence[SourceText]) -> str:
     """router, bench, vllm, or an empty text: what else of a serving script the words start."""
     text = " ".join(word.text for word in words[:12])
     return next((kind for kind, pattern in _OTHERS.items() if pattern.search(text)), "")
 
 
-def find_entry(words: Sequence[Argument]) -> Entry | None:
+def find_entry(words: Sequence[SourceText]) -> EntryPoint | None:
     """The first entry point among the words; None when they start no SGLang server."""
     for place, word in enumerate(words):
         found = _module(words, place) or _serve(words, place) or _file(words, place)
@@ -42,7 +42,7 @@ def find_entry(words: Sequence[Argument]) -> Entry | None:
     return None
 
 
-def _module(words: Sequence[Argument], place: int) -> Entry | None:
+def _module(words: Sequence[SourceText], place: int) -> EntryPoint | None:
     text = words[place].text
     if text == "-m" and place + 1 < len(words):
         module, options_at = words[place + 1].text, place + 2
@@ -55,42 +55,42 @@ def _module(words: Sequence[Argument], place: int) -> Entry | None:
     return _entry("launch_server", module, words, place, options_at) if module in _MODULES else None
 
 
-def _entry(kind: str, module: str, words: Sequence[Argument], place: int, options_at: int) -> Entry:
+def _entry(kind: str, module: str, words: Sequence[SourceText], place: int, options_at: int) -> EntryPoint:
     """An entry by `-m`: the interpreter stands before it, with options of its own between."""
     before = place - 1
     while before >= 0 and not _is_interpreter(words[before]):
         if not _is_interpreter_option(words, before):
-            return Entry(kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line)
+            return EntryPoint(kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line)
         before -= 1
     if before < 0:
-        return Entry(kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line)
+        return EntryPoint(kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line)
     python = words[before]
     spelling = f"{python.text.rpartition('/')[2]} -m {module}"
-    return Entry(kind, spelling, python, tuple(words[:before]), options_at, python.line)
+    return EntryPoint(kind, spelling, python, tuple(words[:before]), options_at, python.line)
 
 
-def _is_interpreter(word: Argument) -> bool:
+def _is_interpreter(word: SourceText) -> bool:
     return bool(_PYTHON.fullmatch(word.text)) or (not word.is_known and "PY" in word.text.upper())
 
 
-def _is_interpreter_option(words: Sequence[Argument], place: int) -> bool:
+def _is_interpreter_option(words: Sequence[SourceText], place: int) -> bool:
     takes_value = place > 0 and words[place - 1].text in ("-X", "-W")
     return bool(re.fullmatch(r"-(?:[bBdEiIOPqsSuvx]+|[XW].*)", words[place].text)) or takes_value
 
 
-def _serve(words: Sequence[Argument], place: int) -> Entry | None:
+def _serve(words: Sequence[SourceText], place: int) -> EntryPoint | None:
     text = words[place].text
     if text.rpartition("/")[2] != "sglang" or not words[place + 1 : place + 2] or words[place + 1].text != "serve":
         return None
     if "/" not in text:
-        return Entry("serve", "sglang serve", None, tuple(words[:place]), place + 2, words[place].line)
-    python = Argument(f"{text.rpartition('/')[0]}/python3", words[place].line, words[place].unknown, words[place].unevaluated)
-    return Entry("serve", "sglang serve", python, tuple(words[:place]), place + 2, words[place].line)
+        return EntryPoint("serve", "sglang serve", None, tuple(words[:place]), place + 2, words[place].line)
+    python = SourceText(f"{text.rpartition('/')[0]}/python3", words[place].line, words[place].unknown, words[place].unevaluated)
+    return EntryPoint("serve", "sglang serve", python, tuple(words[:place]), place + 2, words[place].line)
 
 
-def _file(words: Sequence[Argument], place: int) -> Entry | None:
+def _file(words: Sequence[SourceText], place: int) -> EntryPoint | None:
     if not words[place].text.endswith("sglang/launch_server.py"):
         return None
     python = words[place - 1] if place and _is_interpreter(words[place - 1]) else None
     before = place - 1 if python else place
-    return Entry("launch_server", "python -m sglang.launch_server", python, tuple(words[:before]), place + 1, words[place].line)
+    return EntryPoint("launch_server", "python -m sglang.launch_server", python, tuple(words[:before]), place + 1, words[place].line)

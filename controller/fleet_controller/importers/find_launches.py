@@ -6,15 +6,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from fleet_controller.importers.entry_point import find_entry, names_a_launch, other_kind
+from fleet_controller.importers.entry_point import find_entry, names_a_launch, other_program_kind
 from fleet_controller.importers.server_options import read_options
-from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.shell.expansion import SourceText
 from fleet_controller.importers.shell.script import inner_script, read_script
-from fleet_controller.importers.sources.docker_run import read_run
-from fleet_controller.importers.sources.launch_values import Entry, Launch, Start, started
-from fleet_controller.importers.sources.srun_container import container_of
-from fleet_controller.importers.wrapper_programs import removed_by, tell_wrappers, variables_of
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.sources.docker_run import read_docker_run
+from fleet_controller.importers.sources.launch_values import (
+    EntryPoint,
+    ServerLaunch,
+    StartedCommand,
+    started,
+)
+from fleet_controller.importers.sources.srun_container import srun_container
+from fleet_controller.importers.wrapper_programs import removed_by, report_wrappers, variables_of
+from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_knowledge.release import Release
 
 _DEEPEST = 4
@@ -23,7 +28,7 @@ _SILENT = frozenset({
     "return", "shift", "test", "rm", "cp", "ls", "cat", "tail", "tee", "date", "let", "local", "break", "continue", "hostname", "pwd",
     "chmod", "touch", "curl", "wget", "grep",
 })  # fmt: skip
-_TOLD_AT_MOST = 12
+_MOST_REPORTED = 12
 _OTHER_PROGRAMS = {
     "router": ("a router is left out: a job measures one server", "measure several behind a router as engine: {kind: external, url: …}"),
     "bench": ("a benchmark client is left out: the job's workloads say what is sent", "write its load into `workloads`"),
@@ -31,64 +36,64 @@ _OTHER_PROGRAMS = {
 }
 
 
-def launches_of(starts: Iterable[Start], notes: Notes) -> list[Launch]:
+def find_launches(starts: Iterable[StartedCommand], notes: FindingCollector) -> list[ServerLaunch]:
     """Every SGLang server that is launched; what else is started is told."""
     found = []
-    others: list[Start] = []
+    others: list[StartedCommand] = []
     for start in starts:
         for opened in _opened(start, notes, 0):
             launch = _launch(opened, notes)
             found.extend([launch] if launch else [])
             others.extend([] if launch else [opened])
-    _tell_others(others, bool(found), notes)
+    _report_others(others, bool(found), notes)
     return found
 
 
-def _opened(start: Start, notes: Notes, depth: int) -> Iterator[Start]:
+def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Iterator[StartedCommand]:
     """The start itself, or what runs in its container or in the script that one of its words holds."""
     if depth > _DEEPEST or not start.words:
         return
-    if start.box is None and start.words[0].text == "srun" and (find_entry(start.words) or _script_within(start.words)):
-        start = replace(start, box=container_of(start.words, notes))
-    inside = read_run(start, notes) if start.box is None else None
+    if start.container is None and start.words[0].text == "srun" and (find_entry(start.words) or _script_within(start.words)):
+        start = replace(start, container=srun_container(start.words, notes))
+    inside = read_docker_run(start, notes) if start.container is None else None
     if inside is not None:
-        _tell_surroundings(start, notes)
+        _report_surroundings(start, notes)
         yield from _opened(replace(inside, redirections=(), end="\n"), notes, depth + 1)
         return
     nested = None if find_entry(start.words) else _script_within(start.words)
     if nested is None:
         yield start
         return
-    tell_wrappers(start.words[: start.words.index(nested)], notes)
+    report_wrappers(start.words[: start.words.index(nested)], notes)
     script = read_script(nested.text, notes, nested.line, start.env)
-    _tell_surroundings(start, notes)
+    _report_surroundings(start, notes)
     for run in script.runs:
-        yield from _opened(replace(started(run), box=start.box, place=start.place), notes, depth + 1)
+        yield from _opened(replace(started(run), container=start.container, place=start.place), notes, depth + 1)
 
 
-def _script_within(words: Sequence[Argument]) -> Argument | None:
+def _script_within(words: Sequence[SourceText]) -> SourceText | None:
     for place, word in enumerate(words):
         if word.text.rpartition("/")[2] in ("bash", "sh", "dash", "zsh", "ksh") and (inner := inner_script(words[place:])):
             return inner
     return next((word for word in words if names_a_launch(word.text) and any(char.isspace() for char in word.text)), None)
 
 
-def _launch(start: Start, notes: Notes) -> Launch | None:
+def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | None:
     entry = find_entry(start.words) or _assumed(start, notes)
     if entry is None:
         return None
-    tell_wrappers(entry.wrapped_by, notes)
-    _tell_surroundings(start, notes)
+    report_wrappers(entry.wrapped_by, notes)
+    _report_surroundings(start, notes)
     words = start.words[entry.options_at :]
     positional = words[:1] if words and not words[0].text.startswith("-") and words[0].is_known and "/" in words[0].text else ()
     if positional:
         notes.warn("stray_word", words[0].line, f"`{words[0].text[:60]}` stands before all options: it is read as --model-path", "")
-        words = (Argument("--model-path", words[0].line), *words)
-    release = Release.read(image_version(start.box.image.text)) if start.box else None
+        words = (SourceText("--model-path", words[0].line), *words)
+    release = Release.read(image_version(start.container.image.text)) if start.container else None
     options, loose = read_options(words, notes, release)
     removed = removed_by(entry.wrapped_by)
     env = {name: value for name, value in {**start.env, **variables_of(entry.wrapped_by)}.items() if name not in removed}
-    return Launch(start, entry, options, env, loose)
+    return ServerLaunch(start, entry, options, env, loose)
 
 
 def image_version(image: str) -> str:
@@ -97,17 +102,17 @@ def image_version(image: str) -> str:
     return found[1] if found else ""
 
 
-def _assumed(start: Start, notes: Notes) -> Entry | None:
+def _assumed(start: StartedCommand, notes: FindingCollector) -> EntryPoint | None:
     """A container whose image starts the server itself, and gets only options."""
     texts = [word.text for word in start.words]
-    if start.box is None or not texts[0].startswith("--") or not {"--model-path", "--model"} & {text.partition("=")[0] for text in texts}:
+    if start.container is None or not texts[0].startswith("--") or not {"--model-path", "--model"} & {text.partition("=")[0] for text in texts}:
         return None
     message = "no entry point is named: the image's own is taken to be `python3 -m sglang.launch_server`"
     notes.warn("entry_assumed", start.line, message, "check it with `docker inspect IMAGE`")
-    return Entry("launch_server", "python3 -m sglang.launch_server", None, (), 0, start.line)
+    return EntryPoint("launch_server", "python3 -m sglang.launch_server", None, (), 0, start.line)
 
 
-def _tell_surroundings(start: Start, notes: Notes) -> None:
+def _report_surroundings(start: StartedCommand, notes: FindingCollector) -> None:
     """Redirections, `&`, pipes and blocks around a launch."""
     for part in start.redirections:
         if part.sign not in ("<<", "<<-"):
@@ -122,21 +127,21 @@ def _tell_surroundings(start: Start, notes: Notes) -> None:
         notes.warn("conditional", start.line, message, "check that this is the branch that you mean")
 
 
-def _tell_others(others: Sequence[Start], has_launch: bool, notes: Notes) -> None:
-    told = 0
+def _report_others(others: Sequence[StartedCommand], has_launch: bool, notes: FindingCollector) -> None:
+    reported = 0
     for start in others:
         name = start.words[0].text.rpartition("/")[2]
-        kind = other_kind(start.words)
+        kind = other_program_kind(start.words)
         if kind:
             notes.warn("not_supported", start.line, *_OTHER_PROGRAMS[kind], key=kind)
         elif name in ("source", "."):
-            _tell_sourced(start, notes)
-        elif has_launch and name not in _SILENT and told < _TOLD_AT_MOST:
-            told += 1
+            _report_sourced(start, notes)
+        elif has_launch and name not in _SILENT and reported < _MOST_REPORTED:
+            reported += 1
             notes.info("dropped", start.line, f"`{name[:40]}` is left out: a job starts nothing but the server", "", name[:40])
 
 
-def _tell_sourced(start: Start, notes: Notes) -> None:
+def _report_sourced(start: StartedCommand, notes: FindingCollector) -> None:
     path = start.words[1].text if len(start.words) > 1 else ""
     if path.endswith("/bin/activate"):
         return
@@ -144,7 +149,7 @@ def _tell_sourced(start: Start, notes: Notes) -> None:
     notes.warn("not_supported", start.line, message, "paste its `export` lines too, or write them into engine.env", "source")
 
 
-def activated_python(starts: Iterable[Start]) -> Argument | None:
+def activated_python(starts: Iterable[StartedCommand]) -> SourceText | None:
     """The Python of the virtual environment that a script activates last."""
     found = None
     for start in starts:

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet_controller.importers.secret_masking import is_secret
-from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.shell.expansion import SourceText
 from fleet_controller.importers.sources.kubernetes import GROUP_SIZE
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_knowledge.nccl.variable_rules import files_needed
-from fleet_knowledge.nccl.variables.known_variables import find
+from fleet_knowledge.nccl.variables.known_variables import find_variable
 
 SECRET = "secret://"
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -20,51 +20,51 @@ _OF_THE_LAUNCHER = frozenset({
     "NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PORT", "HOST",
 })  # fmt: skip
 # Names that are meant for the server even where a script forgot to export them.
-_MEANT = re.compile(
+_SERVER_VARIABLE = re.compile(
     r"(?:NCCL|RCCL|SGLANG|SGL|CUDA|CUBLAS|TORCH|TORCHINDUCTOR|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS|TRITON|VLLM|FLASHINFER|UCX|GLOO|OMP|MKL|KMP"
     r"|HIP|HSA|ROCM|AITER|NVSHMEM|MC|MOONCAKE|DG|DEEPEP|TP|TOKENIZERS|XDG|PYTHON|MODELSCOPE|OPENBLAS|NVTE|IBV|FI|SAFETENSORS)_\w+"
     r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|no_proxy"
 )
-_NOT_MEANT = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST"})
+_NOT_SERVER_VARIABLES = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST"})
 _WRITTEN = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
 _SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
 _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
 
 
 @dataclass(slots=True)
-class Environment:
+class ServerEnvironment:
     """What the server gets: `kept` name → value (`secret://NAME` for a secret); GPUs by their ids; names and texts of the secrets."""
 
-    kept: dict[str, Argument] = field(default_factory=dict)
+    kept: dict[str, SourceText] = field(default_factory=dict)
     gpu_ids: tuple[str, ...] = ()
     gpu_line: int = 0
     secret_names: dict[str, None] = field(default_factory=dict)
     secret_texts: set[str] = field(default_factory=set)
 
 
-def read_environment(env: Mapping[str, Argument], in_container: bool, notes: Notes) -> Environment:
+def read_environment(env: Mapping[str, SourceText], in_container: bool, notes: FindingCollector) -> ServerEnvironment:
     """Sort the variables of one launch."""
-    made = Environment()
+    environment = ServerEnvironment()
     for name, value in env.items():
         if name == GROUP_SIZE:
             continue
         if name in _DEVICES:
-            _devices(made, name, value, notes)
+            _devices(environment, name, value, notes)
         elif is_secret(name, value.text) or value.text.startswith(SECRET):
-            _secret(made, name, value, notes)
-        elif not in_container and not value.is_known and not _MEANT.fullmatch(name):
+            _secret(environment, name, value, notes)
+        elif not in_container and not value.is_known and not _SERVER_VARIABLE.fullmatch(name):
             message = f"{name} is left out: its value is not in the file, and SGLang reads nothing of that name"
             notes.info("dropped", value.line, message, "", name)
         elif name in _OF_THE_SHELL or name in _OF_THE_LAUNCHER:
             notes.info("dropped", value.line, f"{name} is left out: the agent gives the server its own", "", name)
         else:
-            _keep(made, name, value, in_container, notes)
-    return made
+            _keep(environment, name, value, in_container, notes)
+    return environment
 
 
-def meant_for_server(
-    unexported: Mapping[str, Argument], notes: Notes, everything: bool = False, expanded: Collection[str] = ()
-) -> dict[str, Argument]:
+def unexported_server_variables(
+    unexported: Mapping[str, SourceText], notes: FindingCollector, everything: bool = False, expanded: Collection[str] = ()
+) -> dict[str, SourceText]:
     """Variables that a script sets and does not export, but that only a server reads; all of them in a file of variables.
 
     One that the script itself expands is its own, unless NCCL knows the name.
@@ -73,37 +73,37 @@ def meant_for_server(
     for name, value in unexported.items():
         if everything and name not in _OF_THE_SHELL:
             found[name] = value
-        elif is_meant(name) and (name not in expanded or find(name)):
+        elif is_server_variable(name) and (name not in expanded or find_variable(name)):
             message = f"{name} is set without `export`: in a shell the server would not see it; it is taken into the job"
             notes.warn("not_exported", value.line, message, "export it, or take it out of the job", name)
             found[name] = value
     return found
 
 
-def is_meant(name: str) -> bool:
+def is_server_variable(name: str) -> bool:
     """A server reads variables of such a name."""
-    return bool(_MEANT.fullmatch(name)) and name not in _NOT_MEANT
+    return bool(_SERVER_VARIABLE.fullmatch(name)) and name not in _NOT_SERVER_VARIABLES
 
 
-def _devices(made: Environment, name: str, value: Argument, notes: Notes) -> None:
+def _devices(environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector) -> None:
     ids = tuple(part.strip() for part in value.text.split(",") if part.strip()) if value.is_known else ()
     if name.startswith("NVIDIA") and (not ids or ids[0] in ("all", "none", "void")):
         return
-    made.gpu_ids, made.gpu_line = ids or made.gpu_ids, value.line
+    environment.gpu_ids, environment.gpu_line = ids or environment.gpu_ids, value.line
     hint = "it chooses free ones, as many as engine.gpus says"
     notes.info("dropped", value.line, f"{name}={value.text[:60]} is left out: the agent gives each launch its GPUs", hint, name)
 
 
-def _secret(made: Environment, name: str, value: Argument, notes: Notes) -> None:
-    made.secret_names[name] = None
+def _secret(environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector) -> None:
+    environment.secret_names[name] = None
     if not value.text.startswith(SECRET):
-        made.secret_texts.add(value.text)
-    made.kept[name] = Argument(f"{SECRET}{name}", value.line)
+        environment.secret_texts.add(value.text)
+    environment.kept[name] = SourceText(f"{SECRET}{name}", value.line)
     message = f"{name} is a secret: its value is written nowhere, the job names it as {SECRET}{name}"
     notes.info("secret", value.line, message, "put the value into the secrets file of each host", name)
 
 
-def _keep(made: Environment, name: str, value: Argument, in_container: bool, notes: Notes) -> None:
+def _keep(environment: ServerEnvironment, name: str, value: SourceText, in_container: bool, notes: FindingCollector) -> None:
     own = re.compile(_SELF % {"name": re.escape(name)})
     if name in value.unknown and len(value.unknown) == 1 and value.text != f"${name}":
         value = replace(value, text=own.sub(":", value.text).strip(":"), unknown=())
@@ -111,7 +111,7 @@ def _keep(made: Environment, name: str, value: Argument, in_container: bool, not
         notes.warn("not_inherited", value.line, message, "write the whole value into the job if the rest is needed", name)
     if name.endswith("PATH"):
         value = replace(value, text=value.text.strip(":"))
-    made.kept[name] = value
+    environment.kept[name] = value
     inside = " (inside the container)" if in_container else ""
     if "/" in value.text and (name == "LD_PRELOAD" or files_needed({name: value.text})):
         message = f"{name}={value.text[:100]} must exist on every host{inside}"

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.importers.sources.launch_values import Option
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.importers.sources.launch_values import ServerOption
+from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.server_arguments import arguments, is_negatable, spell
+from fleet_knowledge.sglang.server_arguments import is_negatable, known_arguments, resolve_name
 
 FLAG, MANY, ONE, UNKNOWN = "flag", "many", "one", ""
 NO_VALUE = "no value"  # of an option that wants one and has none
@@ -21,18 +21,18 @@ _NUMBER = re.compile(r"-?[\d.]+(?:[eE][-+]?\d+)?")
 _TEXT_OPTIONS = re.compile(r".*(?:_path|_name|_addr|_key|_template|_parser|_id|_dir|_folder)|revision|host|quantization|dtype")
 
 
-def kind_of(name: str) -> str:
+def option_kind(name: str) -> str:
     """flag, many or one: how many values the option takes; an empty text when that is not known."""
-    known = arguments().get(name)
+    known = known_arguments().get(name)
     if known is None:
         return FLAG if name.startswith("disable_") else UNKNOWN
     return {"f": FLAG, "n": FLAG, "v": ONE, "m": MANY}.get(known.kind, UNKNOWN)
 
 
-def read_options(words: Sequence[Argument], notes: Notes, release: Release | None = None) -> tuple[dict[str, Option], tuple[Argument, ...]]:
+def read_options(words: Sequence[SourceText], notes: FindingCollector, release: Release | None = None) -> tuple[dict[str, ServerOption], tuple[SourceText, ...]]:
     """Options by SGLang's names in that release, the last of each, and the words that may hold more of them. Never raises."""
-    found: dict[str, Option] = {}
-    loose: list[Argument] = []
+    found: dict[str, ServerOption] = {}
+    loose: list[SourceText] = []
     at = 0
     while at < len(words):
         word = words[at]
@@ -47,36 +47,36 @@ def read_options(words: Sequence[Argument], notes: Notes, release: Release | Non
     return found, tuple(loose)
 
 
-def _is_option(word: Argument) -> bool:
+def _is_option(word: SourceText) -> bool:
     return word.text.startswith("-") and len(word.text) > 1 and not _NUMBER.fullmatch(word.text)
 
 
-def _following(words: Sequence[Argument], start: int) -> Sequence[Argument]:
+def _following(words: Sequence[SourceText], start: int) -> Sequence[SourceText]:
     end = start
     while end < len(words) and not _is_option(words[end]):
         end += 1
     return words[start:end]
 
 
-def _option(word: Argument, following: Sequence[Argument], notes: Notes, release: Release | None) -> tuple[Option, int]:
+def _option(word: SourceText, following: Sequence[SourceText], notes: FindingCollector, release: Release | None) -> tuple[ServerOption, int]:
     """The option that `word` begins, and how many of the following words are its values."""
     written, equals, value = word.text.partition("=")
     name = _named(written, word, notes, release)
     if name.startswith("no_") and is_negatable(name.removeprefix("no_")) and not equals:
-        return Option(name.removeprefix("no_"), False, word.line, written), 0
-    kind = kind_of(name)
+        return ServerOption(name.removeprefix("no_"), False, word.line, written), 0
+    kind = option_kind(name)
     if equals:
-        source = Argument(value, word.line, word.unknown, word.unevaluated)
+        source = SourceText(value, word.line, word.unknown, word.unevaluated)
         return _with_value(name, [source], kind, written, notes), 0
     taken = _taken(kind, following)
     if not taken:
         if kind in (ONE, MANY):
-            return Option(name, "", word.line, written, Argument("", word.line, (), (NO_VALUE,))), 0
-        return Option(name, True, word.line, written, word if not word.is_known else None), 0
+            return ServerOption(name, "", word.line, written, SourceText("", word.line, (), (NO_VALUE,))), 0
+        return ServerOption(name, True, word.line, written, word if not word.is_known else None), 0
     return _with_value(name, list(following[:taken]), kind, written, notes, word.line), taken
 
 
-def _taken(kind: str, following: Sequence[Argument]) -> int:
+def _taken(kind: str, following: Sequence[SourceText]) -> int:
     if kind == FLAG:
         return 0
     if kind == MANY:
@@ -88,7 +88,7 @@ def _taken(kind: str, following: Sequence[Argument]) -> int:
     return opened
 
 
-def _named(written: str, word: Argument, notes: Notes, release: Release | None) -> str:
+def _named(written: str, word: SourceText, notes: FindingCollector, release: Release | None) -> str:
     short = {"-tp": "tp_size", "-dp": "dp_size", "-pp": "pp_size", "-ep": "ep_size"}
     if not written.startswith("--"):
         message = f"`{written[:60]}` is no option of SGLang: options start with `--`"
@@ -96,10 +96,10 @@ def _named(written: str, word: Argument, notes: Notes, release: Release | None) 
     if "_" in written and written.startswith("--"):
         message = f"`{written[:60]}` is spelled with `_`: SGLang's command line wants `-`"
         notes.warn("argument_spelling", word.line, message, "the job file takes either; the command as pasted would be refused")
-    return short.get(written) or spell(written, release).name
+    return short.get(written) or resolve_name(written, release).name
 
 
-def _with_value(name: str, values: list[Argument], kind: str, written: str, notes: Notes, line: int = 0) -> Option:
+def _with_value(name: str, values: list[SourceText], kind: str, written: str, notes: FindingCollector, line: int = 0) -> ServerOption:
     joined = _together(values)
     at = line or joined.line
     if kind == FLAG and joined.is_known:
@@ -109,20 +109,20 @@ def _with_value(name: str, values: list[Argument], kind: str, written: str, note
     else:
         typed = _typed(name, joined.text) if joined.is_known else joined.text
         _check_json(name, joined, at, notes)
-    return Option(name, typed, at, written, joined)
+    return ServerOption(name, typed, at, written, joined)
 
 
-def _flag_with_value(name: str, value: Argument, written: str, line: int, notes: Notes) -> Option:
+def _flag_with_value(name: str, value: SourceText, written: str, line: int, notes: FindingCollector) -> ServerOption:
     means = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(value.text.lower(), True)
     message = f"`{written}` takes no value: SGLang refuses `{written}={value.text[:40]}`"
     notes.warn("flag_with_value", line, message, f"it is read as {'given' if means else 'not given'}", f"args.{name}")
-    return Option(name, means, line, written)
+    return ServerOption(name, means, line, written)
 
 
-def _together(values: Sequence[Argument]) -> Argument:
+def _together(values: Sequence[SourceText]) -> SourceText:
     unknown = dict.fromkeys(name for value in values for name in value.unknown)
     unevaluated = dict.fromkeys(kind for value in values for kind in value.unevaluated)
-    return Argument(" ".join(value.text for value in values), values[0].line, tuple(unknown), tuple(unevaluated))
+    return SourceText(" ".join(value.text for value in values), values[0].line, tuple(unknown), tuple(unevaluated))
 
 
 def _typed(name: str, text: str) -> Any:
@@ -134,7 +134,7 @@ def _typed(name: str, text: str) -> Any:
     return float(text) if _DECIMAL.fullmatch(text) else text
 
 
-def _check_json(name: str, value: Argument, line: int, notes: Notes) -> None:
+def _check_json(name: str, value: SourceText, line: int, notes: FindingCollector) -> None:
     looks_like_json = value.text.lstrip().startswith(("{", "[{")) and ("json" in name or "config" in name or ":" in value.text)
     if not value.is_known or not looks_like_json:
         return
@@ -145,7 +145,7 @@ def _check_json(name: str, value: Argument, line: int, notes: Notes) -> None:
         notes.warn("bad_json", line, message, "put the whole value in single quotes: the shell takes double quotes away", f"args.{name}")
 
 
-def _stray(word: Argument, loose: list[Argument], found: dict[str, Option], notes: Notes) -> None:
+def _stray(word: SourceText, loose: list[SourceText], found: dict[str, ServerOption], notes: FindingCollector) -> None:
     if word.is_open or not word.is_known:
         loose.append(word)
         return
@@ -157,7 +157,7 @@ def _stray(word: Argument, loose: list[Argument], found: dict[str, Option], note
     notes.warn("stray_word", word.line, message, "remove it, or write the option that it is the value of; it is left out")
 
 
-def _keep(option: Option, found: dict[str, Option], notes: Notes) -> None:
+def _keep(option: ServerOption, found: dict[str, ServerOption], notes: FindingCollector) -> None:
     before = found.pop(option.name, None)
     if before is not None and before.value != option.value:
         message = f"{option.name} is given twice ({_short(before.value)}, {_short(option.value)}): the last one wins"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fleet_knowledge.sglang.speculation.sweep_notation import SweepPoint, servers
+from fleet_knowledge.sglang.speculation.sweep_notation import SweepPoint, distinct_servers
 
 _JOB = """\
 # A job made of the sweep {sweep}
@@ -39,8 +39,8 @@ _LEVEL = """\
 
 def sweep_job(points: Sequence[SweepPoint]) -> str:
     """The job file: one level for each server that must be launched, the batch sizes as concurrencies. Wrong entries make none."""
-    launched = servers(points)
-    batches = sorted({point.batch for point in points if not point.is_wrong})
+    launched = distinct_servers(points)
+    batches = sorted({point.batch for point in points if not point.is_invalid})
     return _JOB.format(
         sweep=" ".join(point.text.strip() for point in points),
         summary=f"{len(points)} entries, {len(launched)} servers to launch: the batch size is the client's alone",
@@ -59,15 +59,15 @@ def level_name(point: SweepPoint) -> str:
 def _levels(points: Sequence[SweepPoint], launched: Sequence[SweepPoint]) -> Iterator[str]:
     for server in launched:
         for point in points:
-            if point.server == server.server and not point.is_wrong:
-                yield from _told(point)
+            if point.launch_key == server.launch_key and not point.is_invalid:
+                yield from _entry_comments(point)
         if server.speculates:
             yield _LEVEL.format(name=level_name(server), steps=server.steps, topk=server.topk, tokens=server.draft_tokens)
         else:
             yield f"    {level_name(server)}: {{}}\n"
 
 
-def _told(point: SweepPoint) -> Iterator[str]:
+def _entry_comments(point: SweepPoint) -> Iterator[str]:
     if point.adjusted_from is not None:
         yield f"    # {point.text.strip()}: SGLang runs {point.draft_tokens} draft tokens, not {point.adjusted_from}\n"
     if point.verdict:

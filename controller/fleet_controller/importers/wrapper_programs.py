@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.findings import INFO, WARNING
 
 _STARTED = "the agent starts the server itself, in a session of its own"
@@ -36,35 +36,35 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _TAKES_ASSIGNMENTS = frozenset({"env", "sudo", "doas", "mpirun", "mpiexec", "systemd-run", "command", "exec", "nohup"})
 
 
-def tell_wrappers(words: Sequence[Argument], notes: Notes) -> None:
+def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> None:
     """Say of each program before the entry point what becomes of it."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for place, word in enumerate(words):
         name = word.text.rpartition("/")[2]
         severity, instead = _KNOWN.get(name, ("", ""))
         is_option_value = place > 0 and words[place - 1].text.startswith("--")
-        if not severity or not instead or name in told or is_option_value:
+        if not severity or not instead or name in reported or is_option_value:
             continue
-        told.add(name)
+        reported.add(name)
         tell = notes.warn if severity == WARNING else notes.info
         tell("dropped", word.line, f"`{name}` is left out: {instead}", "", name)
     first = words[0] if words else None
-    if first and not told and first.text.rpartition("/")[2] not in _KNOWN and not _ASSIGNMENT.match(first.text):
+    if first and not reported and first.text.rpartition("/")[2] not in _KNOWN and not _ASSIGNMENT.match(first.text):
         notes.warn("dropped", first.line, f"what stands before the server's command is left out: `{first.text[:60]}`", _STARTED, "wrapper")
 
 
-def variables_of(words: Sequence[Argument]) -> dict[str, Argument]:
+def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
     """Variables that `env`, `sudo` or `mpirun -x` give to the command behind them."""
     names = {word.text.rpartition("/")[2] for word in words}
-    found: dict[str, Argument] = {}
+    found: dict[str, SourceText] = {}
     for word in words if names & _TAKES_ASSIGNMENTS else ():
         assignment = _ASSIGNMENT.fullmatch(word.text)
         if assignment:
-            found[assignment[1]] = Argument(assignment[2], word.line, word.unknown, word.unevaluated)
+            found[assignment[1]] = SourceText(assignment[2], word.line, word.unknown, word.unevaluated)
     return found
 
 
-def removed_by(words: Sequence[Argument]) -> tuple[str, ...]:
+def removed_by(words: Sequence[SourceText]) -> tuple[str, ...]:
     """Variables that `env -u NAME` takes away."""
     texts = [word.text for word in words]
     if "env" not in {text.rpartition("/")[2] for text in texts}:

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.importers.job_draft import Carried
-from fleet_controller.importers.sources.launch_values import Box
+from fleet_controller.importers.job_draft import JobDraft
+from fleet_controller.importers.sources.launch_values import LaunchContainer
 from fleet_controller.job_file.job_template import WORKLOADS_AND_MEASURE
 from fleet_controller.yaml.findings import Finding
 
 _PLAIN = re.compile(r"[A-Za-z_/~][A-Za-z0-9_./~@+-]*(?::[A-Za-z0-9_./~@+-]+)*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"})
 _IN_ENGINE = re.compile(r"NCCL_DEBUG.*|NCCL_SOCKET_IFNAME|NCCL_SOCKET_FAMILY|NCCL_IB_HCA|NCCL_CONF_FILE|NCCL_(?:TOPO|GRAPH)_DUMP_FILE")
-_TOLD_IN_FILE = ("dropped", "secret", "not_supported", "needs_value")
-_MOST_TOLD = 24
+_LISTED_CODES = ("dropped", "secret", "not_supported", "needs_value")
+_MOST_LISTED = 24
 
 
 @dataclass(slots=True)
@@ -39,88 +39,88 @@ class JobText:
         return "\n".join(self.lines).rstrip("\n") + "\n"
 
 
-def write_job(carried: Carried, source: str, told: Sequence[Finding]) -> JobText:
+def write_job(draft: JobDraft, source: str, findings: Sequence[Finding]) -> JobText:
     """The commented job file. `told`: what was found in the pasted file, for the comment at its head."""
     made = JobText()
-    _head(made, carried, source, told)
-    _engine(made, carried)
-    _factors(made, carried)
+    _head(made, draft, source, findings)
+    _engine(made, draft)
+    _factors(made, draft)
     made.lines.extend(WORKLOADS_AND_MEASURE.rstrip("\n").split("\n"))
     return made
 
 
-def _head(made: JobText, carried: Carried, source: str, told: Sequence[Finding]) -> None:
-    made.add(0, f"# Made by `fleetctl init --from-command` of {comment(source.rpartition('/')[2])}.")
+def _head(made: JobText, draft: JobDraft, source: str, findings: Sequence[Finding]) -> None:
+    made.add(0, f"# Made by `fleetctl init --from-command` of {comment_text(source.rpartition('/')[2])}.")
     made.add(0, "# The reference is docs/user/job-file.md.")
-    listed = [finding for finding in told if finding.code in _TOLD_IN_FILE]
+    listed = [finding for finding in findings if finding.code in _LISTED_CODES]
     if listed:
         made.add(0, "# Not carried over as it stood:")
-    for finding in listed[:_MOST_TOLD]:
-        made.add(0, f"#   line {finding.line}: {comment(finding.message)}")
+    for finding in listed[:_MOST_LISTED]:
+        made.add(0, f"#   line {finding.line}: {comment_text(finding.message)}")
     made.add(0, "apiVersion: benchfleet/v1")
     made.add(0, "kind: Job")
-    model = carried.model_path.text if carried.model_path and carried.model_path.is_known else "pasted"
-    made.add(0, f"name: {scalar(job_name(model))}")
-    path = carried.model_path.text if carried.model_path else "$MODEL"
-    line = carried.lines.get("model.path", 0)
+    model = draft.model_path.text if draft.model_path and draft.model_path.is_known else "pasted"
+    made.add(0, f"name: {yaml_scalar(job_name(model))}")
+    path = draft.model_path.text if draft.model_path else "$MODEL"
+    line = draft.lines.get("model.path", 0)
     made.add(0, "")
     made.add(0, "model:", "model", line)
-    made.add(1, f"path: {scalar(path)}{_fill(carried, 'model.path')}", "model.path", line)
+    made.add(1, f"path: {yaml_scalar(path)}{_fill_in_comment(draft, 'model.path')}", "model.path", line)
 
 
-def _engine(made: JobText, carried: Carried) -> None:
+def _engine(made: JobText, draft: JobDraft) -> None:
     made.add(0, "")
     made.add(0, "engine:")
     made.add(1, "kind: sglang")
-    if carried.box is not None:
-        _container(made, carried, carried.box)
-    elif carried.python is not None and ("/" in carried.python.text or not carried.python.is_known):
-        made.add(1, f"python: {scalar(carried.python.text)}{_fill(carried, 'engine.python')}", "engine.python", carried.python.line)
-    if carried.entry == "serve":
-        made.add(1, "entry: serve", "engine.entry", carried.entry_line)
-    if carried.hosts > 1 or "engine.nodes" in carried.unfilled:
-        count = str(carried.hosts) if carried.hosts > 1 else '"${NODES}"'
-        made.add(1, f"nodes: {count}{_fill(carried, 'engine.nodes')}", "engine.nodes", carried.lines.get("engine.nodes", 0))
-    if carried.gpus is not None:
-        made.add(1, f"gpus: {carried.gpus}", "engine.gpus", carried.lines.get("args.tp_size", 0))
-    args = {name: value for name, value in carried.args.items() if not is_speculation(name, carried)}
-    _section(made, 1, "args", {name: written(value) for name, value in args.items()}, carried, "engine")
-    _section(made, 1, "env", {name: scalar(value.text) for name, value in carried.env.items() if not is_factor(name)}, carried, "engine")
+    if draft.container is not None:
+        _container(made, draft, draft.container)
+    elif draft.python is not None and ("/" in draft.python.text or not draft.python.is_known):
+        made.add(1, f"python: {yaml_scalar(draft.python.text)}{_fill_in_comment(draft, 'engine.python')}", "engine.python", draft.python.line)
+    if draft.entry == "serve":
+        made.add(1, "entry: serve", "engine.entry", draft.entry_line)
+    if draft.hosts > 1 or "engine.nodes" in draft.unfilled:
+        count = str(draft.hosts) if draft.hosts > 1 else '"${NODES}"'
+        made.add(1, f"nodes: {count}{_fill_in_comment(draft, 'engine.nodes')}", "engine.nodes", draft.lines.get("engine.nodes", 0))
+    if draft.gpus is not None:
+        made.add(1, f"gpus: {draft.gpus}", "engine.gpus", draft.lines.get("args.tp_size", 0))
+    args = {name: value for name, value in draft.args.items() if not is_speculation(name, draft)}
+    _section(made, 1, "args", {name: yaml_value(value) for name, value in args.items()}, draft, "engine")
+    _section(made, 1, "env", {name: yaml_scalar(value.text) for name, value in draft.env.items() if not is_factor(name)}, draft, "engine")
     made.add(1, "ready_timeout: 30m")
 
 
-def _container(made: JobText, carried: Carried, box: Box) -> None:
-    made.add(1, "container:", "engine.container", box.line)
-    python = carried.python.text if carried.python and "/" in carried.python.text else ""
-    shm_size = "" if box.ipc == "host" else memory_size(box.shm_size)
-    keys = {"image": box.image.text or "$IMAGE", "runtime": box.runtime, "shm_size": shm_size, "python": python}
+def _container(made: JobText, draft: JobDraft, container: LaunchContainer) -> None:
+    made.add(1, "container:", "engine.container", container.line)
+    python = draft.python.text if draft.python and "/" in draft.python.text else ""
+    shm_size = "" if container.ipc == "host" else memory_size(container.shm_size)
+    keys = {"image": container.image.text or "$IMAGE", "runtime": container.runtime, "shm_size": shm_size, "python": python}
     for key, value in keys.items():
         if value:
-            made.add(2, f"{key}: {scalar(value)}{_fill(carried, f'engine.container.{key}')}", f"engine.container.{key}", box.line)
-    if box.mounts:
-        made.add(2, "mounts: # inside: on the host", "engine.container.mounts", box.line)
-        for inside, host in box.mounts.items():
-            made.add(3, f"{scalar(inside)}: {scalar(host.text)}", f"engine.container.mounts.{inside}", host.line)
+            made.add(2, f"{key}: {yaml_scalar(value)}{_fill_in_comment(draft, f'engine.container.{key}')}", f"engine.container.{key}", container.line)
+    if container.mounts:
+        made.add(2, "mounts: # inside: on the host", "engine.container.mounts", container.line)
+        for inside, host in container.mounts.items():
+            made.add(3, f"{yaml_scalar(inside)}: {yaml_scalar(host.text)}", f"engine.container.mounts.{inside}", host.line)
 
 
-def _section(made: JobText, depth: int, name: str, values: Mapping[str, str], carried: Carried, above: str) -> None:
+def _section(made: JobText, depth: int, name: str, values: Mapping[str, str], draft: JobDraft, above: str) -> None:
     if not values:
         made.add(depth, f"{name}: {{}}")
         return
     made.add(depth, f"{name}:")
     for key, value in values.items():
-        note = _fill(carried, f"{name}.{key}")
-        made.add(depth + 1, f"{scalar(key)}: {value}{note}", f"{above}.{name}.{key}", carried.lines.get(f"{name}.{key}", 0))
+        note = _fill_in_comment(draft, f"{name}.{key}")
+        made.add(depth + 1, f"{yaml_scalar(key)}: {value}{note}", f"{above}.{name}.{key}", draft.lines.get(f"{name}.{key}", 0))
 
 
-def _fill(carried: Carried, key: str) -> str:
-    line = carried.unfilled.get(key)
+def _fill_in_comment(draft: JobDraft, key: str) -> str:
+    line = draft.unfilled.get(key)
     return "" if line is None else f" # fill in: line {line} of the pasted file holds no value"
 
 
-def is_speculation(name: str, carried: Carried) -> bool:
+def is_speculation(name: str, draft: JobDraft) -> bool:
     """True for an argument that belongs to the factor `speculation`."""
-    return name.startswith("speculative_") and bool(carried.args.get("speculative_algorithm"))
+    return name.startswith("speculative_") and bool(draft.args.get("speculative_algorithm"))
 
 
 def is_factor(name: str) -> bool:
@@ -128,9 +128,9 @@ def is_factor(name: str) -> bool:
     return name.startswith(("NCCL_", "RCCL_")) and not _IN_ENGINE.fullmatch(name)
 
 
-def _factors(made: JobText, carried: Carried) -> None:
-    speculation = {name: written(value) for name, value in carried.args.items() if is_speculation(name, carried)}
-    nccl = {name: scalar(value.text) for name, value in carried.env.items() if is_factor(name)}
+def _factors(made: JobText, draft: JobDraft) -> None:
+    speculation = {name: yaml_value(value) for name, value in draft.args.items() if is_speculation(name, draft)}
+    nccl = {name: yaml_scalar(value.text) for name, value in draft.env.items() if is_factor(name)}
     if not speculation and not nccl:
         return
     made.add(0, "")
@@ -140,12 +140,12 @@ def _factors(made: JobText, carried: Carried) -> None:
         made.add(1, "speculation:")
         made.add(2, "none: {}")
         made.add(2, "as-given:")
-        _section(made, 3, "args", speculation, carried, "factors.speculation.as-given")
+        _section(made, 3, "args", speculation, draft, "factors.speculation.as-given")
     if nccl:
         made.add(1, "nccl:")
         made.add(2, "default: {}")
         made.add(2, "as-given:")
-        _section(made, 3, "env", nccl, carried, "factors.nccl.as-given")
+        _section(made, 3, "env", nccl, draft, "factors.nccl.as-given")
     made.add(0, "")
     made.add(0, "# What all others are compared with.")
     made.add(0, "baseline:")
@@ -171,13 +171,13 @@ def job_name(model: str) -> str:
     return base or "pasted"
 
 
-def written(value: Any) -> str:
+def yaml_value(value: Any) -> str:
     """A typed value as YAML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return f"[{', '.join(written(item) for item in value)}]"
-    return scalar(value) if isinstance(value, str) else _number(value)
+        return f"[{', '.join(yaml_value(item) for item in value)}]"
+    return yaml_scalar(value) if isinstance(value, str) else _number(value)
 
 
 def _number(value: float) -> str:
@@ -185,7 +185,7 @@ def _number(value: float) -> str:
     return shown if "e" not in shown or "." in shown else shown.replace("e", ".0e")
 
 
-def scalar(value: str) -> str:
+def yaml_scalar(value: str) -> str:
     """A text as a YAML 1.2 scalar that reads back as the same text."""
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
@@ -198,6 +198,6 @@ def _escaped(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def comment(words: str) -> str:
+def comment_text(words: str) -> str:
     """A text that can stand behind `#`."""
     return "".join(char if char.isprintable() else " " for char in words)[:200]

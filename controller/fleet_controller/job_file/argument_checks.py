@@ -6,29 +6,35 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.job_file.checks_unfilled import is_unfilled
-from fleet_controller.job_file.parsed_job import Reading
-from fleet_controller.yaml.document import Path
+from fleet_controller.job_file.checks_unfilled import has_unexpanded_variable
+from fleet_controller.job_file.parsed_job import ParsedJob
+from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang.numeric_arguments import COUNTED, NUMBER, WHOLE, numbers, takes
-from fleet_knowledge.sglang.retired_arguments import RETIRED
-from fleet_knowledge.sglang.server_arguments import (
-    NEWEST_READ,
-    Argument,
-    Spelling,
-    arguments,
-    nearest,
-    newest,
-    spell,
+from fleet_knowledge.sglang.numeric_arguments import (
+    COUNTED,
+    NUMBER,
+    WHOLE,
+    accepts_value,
+    numeric_arguments,
 )
-from fleet_knowledge.sglang_releases import Holds, of_image
+from fleet_knowledge.sglang.retired_arguments import RETIRED_ARGUMENTS
+from fleet_knowledge.sglang.server_arguments import (
+    NEWEST_SGLANG_READ,
+    ResolvedName,
+    ServerArgument,
+    known_arguments,
+    nearest_argument,
+    newest_release,
+    resolve_name,
+)
+from fleet_knowledge.sglang_releases import Certainty, release_of_image
 
 _ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ON_LOOPBACK = "the server listens on loopback, on a port of its own, for this machine's load alone"
 _GANG = "the agents give each host of a server its place"
-_OWN_ARGUMENTS = {
+_RESERVED_ARGUMENTS = {
     "model_path": "write it as model.path",
     "host": "the agent gives each launch its own address",
     "port": "the agent gives each launch its own port, so that another server cannot answer in its place",
@@ -40,7 +46,7 @@ _OWN_ARGUMENTS = {
     "nnodes": f"write engine.nodes; {_GANG}",
     "node_rank": _GANG,
 }
-OWN_VARIABLES = {
+RESERVED_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "the agent gives each launch its GPUs: write engine.gpus",
     "BENCHFLEET_LAUNCH": "the agent finds its servers by it",
 }
@@ -53,89 +59,89 @@ _NUMBERS = {
 }
 
 
-def release_of(reading: Reading) -> Release | None:
+def release_of(parsed: ParsedJob) -> Release | None:
     """The SGLang version that the container's tag names; None when none does."""
-    container = reading.job.engine.container
-    return of_image(container.image) if container is not None and reading.is_readable(("engine", "container")) else None
+    container = parsed.job.engine.container
+    return release_of_image(container.image) if container is not None and parsed.is_readable(("engine", "container")) else None
 
 
-def layers(reading: Reading, key: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
     """Every `args` or `env` of the file with its path, the engine's first."""
-    if reading.is_readable(("engine", key)):
-        yield ("engine", key), getattr(reading.job.engine, key)
-    for factor, levels in reading.job.factors.items():
+    if parsed.is_readable(("engine", key)):
+        yield ("engine", key), getattr(parsed.job.engine, key)
+    for factor, levels in parsed.job.factors.items():
         for level, content in levels.items():
             path = ("factors", factor, level, key)
-            if reading.is_readable(path):
+            if parsed.is_readable(path):
                 yield path, getattr(content, key)
 
 
-def check_arguments(reading: Reading) -> Iterator[Finding]:
+def check_arguments(parsed: ParsedJob) -> Iterator[Finding]:
     """Spelling and kind of arguments: unknown ones are warnings, for a newer SGLang or a plug-in may know them."""
-    release = release_of(reading)
-    for path, args in layers(reading, "args"):
+    release = release_of(parsed)
+    for path, args in setting_layers(parsed, "args"):
         seen: dict[str, str] = {}
         for written, value in args.items():
-            name = spell(written).name
+            name = resolve_name(written).name
             if name in seen:
                 message = f"`{written}` and `{seen[name]}` are the same argument, `{name}`"
-                yield reading.finding("argument_twice", (*path, written), message, "keep one", at_key=True)
+                yield parsed.finding("argument_twice", (*path, written), message, "keep one", at_key=True)
             seen.setdefault(name, written)
-            yield from _argument(reading, (*path, written), written, release)
-            yield from _kind(reading, (*path, written), arguments().get(name), value)
+            yield from _argument(parsed, (*path, written), written, release)
+            yield from _kind(parsed, (*path, written), known_arguments().get(name), value)
 
 
-def _argument(reading: Reading, path: Path, written: str, release: Release | None) -> Iterator[Finding]:
-    spelling = spell(written, release)
-    if spelling.name in _OWN_ARGUMENTS:
-        yield reading.finding("reserved_argument", path, f"`{written}` is not for a job to set", _OWN_ARGUMENTS[spelling.name], at_key=True)
+def _argument(parsed: ParsedJob, path: KeyPath, written: str, release: Release | None) -> Iterator[Finding]:
+    spelling = resolve_name(written, release)
+    if spelling.name in _RESERVED_ARGUMENTS:
+        yield parsed.finding("reserved_argument", path, f"`{written}` is not for a job to set", _RESERVED_ARGUMENTS[spelling.name], at_key=True)
     elif not _ARGUMENT.fullmatch(spelling.name):
         message = f"`{written[:60]}` cannot be an argument"
-        yield reading.finding("bad_argument", path, message, "one argument a key, by its name: tp_size: 8", at_key=True)
+        yield parsed.finding("bad_argument", path, message, "one argument a key, by its name: tp_size: 8", at_key=True)
     elif spelling.others:
-        yield _ambiguous(reading, path, written, spelling)
+        yield _ambiguous(parsed, path, written, spelling)
     elif not spelling.known:
-        near = nearest(spelling.name)
+        near = nearest_argument(spelling.name)
         hint = f"did you mean `{near}`?" if near else "check it against `sglang serve --help` of your version"
-        message = f"`{written}` is not an argument of SGLang {NEWEST_READ} or an older one; it is passed on as it is"
-        yield reading.finding("unknown_argument", path, message, hint, severity=WARNING, at_key=True)
+        message = f"`{written}` is not an argument of SGLang {NEWEST_SGLANG_READ} or an older one; it is passed on as it is"
+        yield parsed.finding("unknown_argument", path, message, hint, severity=WARNING, at_key=True)
     else:
         if spelling.shortened:
             message, hint = f"`{written}` is read as `{spelling.name}`", "write the full name: another version may read it otherwise"
-            yield reading.finding("argument_shortened", path, message, hint, severity=INFO, at_key=True)
-        yield from _in_this_version(reading, path, arguments()[spelling.name], release)
+            yield parsed.finding("argument_shortened", path, message, hint, severity=INFO, at_key=True)
+        yield from _in_this_version(parsed, path, known_arguments()[spelling.name], release)
 
 
-def _ambiguous(reading: Reading, path: Path, written: str, spelling: Spelling) -> Finding:
+def _ambiguous(parsed: ParsedJob, path: KeyPath, written: str, spelling: ResolvedName) -> Finding:
     others = ", ".join(spelling.others[:3]) + (" …" if len(spelling.others) > 3 else "")
     if not spelling.known:
         message = f"`{written}` begins {len(spelling.others)} arguments ({others}): SGLang refuses it as ambiguous"
-        return reading.finding("argument_ambiguous", path, message, "write the full name", at_key=True)
+        return parsed.finding("argument_ambiguous", path, message, "write the full name", at_key=True)
     message = f"`{written}` is read as `{spelling.name}`, but it begins {others} too: newer versions of SGLang refuse it as ambiguous"
-    return reading.finding("argument_ambiguous", path, message, f"write {spelling.name}", severity=WARNING, at_key=True)
+    return parsed.finding("argument_ambiguous", path, message, f"write {spelling.name}", severity=WARNING, at_key=True)
 
 
-def _in_this_version(reading: Reading, path: Path, argument: Argument, release: Release | None) -> Iterator[Finding]:
-    retired = RETIRED.get(argument.name)
+def _in_this_version(parsed: ParsedJob, path: KeyPath, argument: ServerArgument, release: Release | None) -> Iterator[Finding]:
+    retired = RETIRED_ARGUMENTS.get(argument.name)
     instead = f"write {retired.instead} instead" if retired and retired.instead else ""
-    if release and argument.is_in(release) == Holds.NO:
+    if release and argument.certainty_in(release) == Certainty.NO:
         gone = argument.last and release > (Release.read(argument.last) or release)
         span = f"the last to have it is {argument.last}" if gone else f"it came with {argument.first}"
         message = f"SGLang {release} has no argument `{argument.name}`: {span}"
         hint = instead if gone and instead else "leave it out, or use another version"
-        yield reading.finding("argument_not_in_version", path, message, hint, severity=ERROR, at_key=True)
-    elif release is None and argument.is_in(newest()) == Holds.NO:
+        yield parsed.finding("argument_not_in_version", path, message, hint, severity=ERROR, at_key=True)
+    elif release is None and argument.certainty_in(newest_release()) == Certainty.NO:
         message = f"`{argument.name}` is refused by newer versions: SGLang {argument.last} is the last of those read that has it"
         hint = instead or "leave it out unless your version has it"
-        yield reading.finding("argument_not_in_version", path, message, hint, severity=WARNING, at_key=True)
-    elif retired and (retired.versions.holds(release) if release else retired.versions.holds(newest())):
+        yield parsed.finding("argument_not_in_version", path, message, hint, severity=WARNING, at_key=True)
+    elif retired and (retired.versions.holds(release) if release else retired.versions.holds(newest_release())):
         message = f"`{argument.name}` is deprecated (SGLang {retired.versions}): it still works, with a warning"
-        yield reading.finding("argument_deprecated", path, message, instead or "leave it out", severity=INFO, at_key=True)
+        yield parsed.finding("argument_deprecated", path, message, instead or "leave it out", severity=INFO, at_key=True)
 
 
-def _kind(reading: Reading, path: Path, argument: Argument | None, value: Any) -> Iterator[Finding]:
+def _kind(parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, value: Any) -> Iterator[Finding]:
     """A flag with a value, a value that is missing, a text for a number: argparse refuses them in every version."""
-    if argument is None or argument.kind not in _KIND_HINTS or value is None or argument.name in _OWN_ARGUMENTS:
+    if argument is None or argument.kind not in _KIND_HINTS or value is None or argument.name in _RESERVED_ARGUMENTS:
         return
     is_flag = argument.kind in ("f", "n")
     if is_flag and not isinstance(value, bool):
@@ -144,23 +150,23 @@ def _kind(reading: Reading, path: Path, argument: Argument | None, value: Any) -
         message = f"`{argument.name}` needs a value, `true` gives it none: SGLang refuses that"
     elif argument.kind == "v" and isinstance(value, list | tuple):
         message = f"`{argument.name}` takes one value, it has a list of {len(value)}: SGLang refuses more than one"
-    elif not is_flag and value is not False and not is_unfilled(value) and not takes(argument.name, value):
-        wanted, hint = _NUMBERS[numbers()[argument.name]]
+    elif not is_flag and value is not False and not has_unexpanded_variable(value) and not accepts_value(argument.name, value):
+        wanted, hint = _NUMBERS[numeric_arguments()[argument.name]]
         message = f"`{argument.name}` takes {wanted}, it has {str(value)[:40]!r}: SGLang refuses that"
-        yield reading.finding("argument_value", path, message, hint)
+        yield parsed.finding("argument_value", path, message, hint)
         return
     else:
         return
-    yield reading.finding("argument_value", path, message, _KIND_HINTS[argument.kind])
+    yield parsed.finding("argument_value", path, message, _KIND_HINTS[argument.kind])
 
 
-def check_variables(reading: Reading) -> Iterator[Finding]:
+def check_variables(parsed: ParsedJob) -> Iterator[Finding]:
     """Names of variables that cannot be one, or that the agent sets."""
-    for path, env in layers(reading, "env"):
+    for path, env in setting_layers(parsed, "env"):
         for name in env:
-            if name in OWN_VARIABLES:
+            if name in RESERVED_VARIABLES:
                 message = f"`{name}` is not for a job to set"
-                yield reading.finding("reserved_variable", (*path, name), message, OWN_VARIABLES[name], at_key=True)
-            elif not VARIABLE.fullmatch(name):
+                yield parsed.finding("reserved_variable", (*path, name), message, RESERVED_VARIABLES[name], at_key=True)
+            elif not VARIABLE_NAME_PATTERN.fullmatch(name):
                 message = f"`{name[:60]}` cannot be the name of a variable"
-                yield reading.finding("bad_variable", (*path, name), message, "letters, digits and `_`, no digit first", at_key=True)
+                yield parsed.finding("bad_variable", (*path, name), message, "letters, digits and `_`, no digit first", at_key=True)

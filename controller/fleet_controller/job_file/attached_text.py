@@ -17,7 +17,7 @@ _BEGIN: Final = "# Files of this job as fleetctl packed them; not for editing."
 _LINE: Final = re.compile(r'^# file ("(?:[^"\\]|\\.)*") ([0-9a-f]{64}) ([A-Za-z0-9+/]+=*)$')
 
 
-def split(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
+def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
     """The job's own text, and the files behind it; lines there that are none are left out."""
     own, mark, behind = text.rpartition(f"\n{_BEGIN}\n")
     if not mark:
@@ -26,7 +26,7 @@ def split(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
     return f"{own}\n", tuple(AttachedFile(json.loads(match[1]), match[2], match[3]) for match in found if match)
 
 
-def joined(text: str, files: Iterable[AttachedFile]) -> str:
+def join_attached_files(text: str, files: Iterable[AttachedFile]) -> str:
     """The text of a job with its files behind it; the text alone when there are none."""
     lines = [f"# file {json.dumps(file.name)} {file.sha256} {file.content}" for file in files]
     return "\n".join((text.rstrip("\n"), _BEGIN, *lines, "")) if lines else text

@@ -8,10 +8,21 @@ from typing import Any
 
 from fleet_controller.core.job import HostChoice, Job, Level, LoadChoice
 from fleet_controller.job_file import job_models
-from fleet_controller.job_file.attached_files import PROMPTS, TRACE, NamedFiles, name_of, taken
-from fleet_controller.job_file.prompt_kinds import DEFAULT, FILE, RANDOM, RANDOM_ON_WIRE
-from fleet_controller.job_file.sglang_arguments import normalise
-from fleet_controller.yaml.document import Document, Path, dotted
+from fleet_controller.job_file.attached_files import (
+    PROMPTS,
+    TRACE,
+    NamedFiles,
+    attached_name,
+    trace_extent,
+)
+from fleet_controller.job_file.prompt_kinds import (
+    DEFAULT_PROMPTS,
+    FILE_PREFIX,
+    RANDOM_ON_WIRE,
+    RANDOM_PROMPTS,
+)
+from fleet_controller.job_file.sglang_arguments import normalise_arguments
+from fleet_controller.yaml.document import Document, KeyPath, dotted
 from fleet_protos.attachment import Trace
 from fleet_protos.trial_types import (
     Container,
@@ -34,7 +45,7 @@ _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after
 _DEFAULT_RUNS_MAX = 20
 
 
-def resolve(file: job_models.JobFile, document: Document, named: NamedFiles) -> Job:
+def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -> Job:
     """The job that `file` means; a workload whose file could not be had is left out."""
     runs = file.measure.runs
     return Job(
@@ -64,7 +75,7 @@ def resolve(file: job_models.JobFile, document: Document, named: NamedFiles) -> 
     )
 
 
-def _listed(document: Document) -> Iterator[Path]:
+def _listed(document: Document) -> Iterator[KeyPath]:
     """Places in lists, which have no key."""
     return (path for path in document.values if path and isinstance(path[-1], int))
 
@@ -80,7 +91,7 @@ def _engine(file: job_models.JobFile) -> EngineSpec:
     return EngineSpec(
         kind=_KIND[engine.kind],
         model_path=file.model.path,
-        args={name: value for name, value in normalise(engine.args).items() if value is not None},
+        args={name: value for name, value in normalise_arguments(engine.args).items() if value is not None},
         env={name: value for name, value in engine.env.items() if value is not None},
         gpus=engine.gpus or 0,
         python=(engine.python or "") if engine.kind == "sglang" and engine.container is None else "",
@@ -110,7 +121,7 @@ def _container(container: job_models.Container | None) -> Container:
 
 
 def _level(level: job_models.Level) -> Level:
-    return Level(normalise(level.args), dict(level.env), _knobs(level.simulation))
+    return Level(normalise_arguments(level.args), dict(level.env), _knobs(level.simulation))
 
 
 def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
@@ -155,13 +166,13 @@ def _searched(cell: Workload, workload: job_models.Workload, written: job_models
 
 
 def _replayed(name: str, workload: job_models.Workload, named: NamedFiles) -> Iterator[Workload]:
-    file = name_of(TRACE, workload.trace or "")
+    file = attached_name(TRACE, workload.trace or "")
     trace, speed = named.contents.get(file), workload.speed or 1.0
     if isinstance(trace, Trace):
-        part = trace.until(*taken(workload))
+        part = trace.until(*trace_extent(workload))
         duration_s = part.at_ms[-1] / 1000 / speed
         ref = named.files[file].ref
-        prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM else ""
+        prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM_PROMPTS else ""
         cell = _cell(name, workload, named)
         cell = replace(cell, cache=workload.cache or ("flush" if part.blocks else ""))
         yield replace(cell, trace=ref, speed=speed, requests=len(part.at_ms), duration_s=duration_s, prompts=prompts)
@@ -178,9 +189,9 @@ def default_requests(concurrency: int) -> int:
 
 def _cell(name: str, workload: job_models.Workload, named: NamedFiles) -> Workload:
     slo, parts = workload.slo or job_models.Slo(), workload.mix or ()
-    mix = tuple(Part(weight=part.weight, **_asked(part, named)) for part in parts)
+    mix = tuple(Part(weight=part.weight, **_request_fields(part, named)) for part in parts)
     if not mix and workload.trace is None and (workload.sessions or workload.shared_prefix or workload.cache in ("flush", "shared")):
-        mix = (Part(**_asked(workload, named)),)  # an agent from before these keys refuses a mixture, and would not see the keys
+        mix = (Part(**_request_fields(workload, named)),)  # an agent from before these keys refuses a mixture, and would not see the keys
     return Workload(
         name=name,
         vocabulary=workload.vocabulary or 0,
@@ -188,18 +199,18 @@ def _cell(name: str, workload: job_models.Workload, named: NamedFiles) -> Worklo
         think_s=workload.sessions.think_time if workload.sessions else 0.0,
         cache=workload.cache or ("flush" if workload.sessions or any(part.shared_prefix for part in (workload, *parts)) else ""),
         mix=mix,
-        **({} if mix else _asked(workload, named)),
+        **({} if mix else _request_fields(workload, named)),
         api=workload.api,
         slo=Slo(ttft_p99_s=slo.ttft_p99 or 0.0, tpot_p99_s=slo.tpot_p99 or 0.0),
         request_timeout_s=workload.request_timeout,
     )
 
 
-def _asked(requests: job_models.Requests, named: NamedFiles) -> dict[str, Any]:
+def _request_fields(requests: job_models.Requests, named: NamedFiles) -> dict[str, Any]:
     """What a workload and a part of a mixture have in common."""
     shared = requests.shared_prefix
     return {
-        "prompts": _prompts(requests.prompts or DEFAULT, named),
+        "prompts": _prompts(requests.prompts or DEFAULT_PROMPTS, named),
         "input_tokens": requests.input_tokens if isinstance(requests.input_tokens, int) else 0,
         "input": _lengths(requests.input_tokens),
         "output_tokens": requests.output_tokens if isinstance(requests.output_tokens, int) else 0,
@@ -210,10 +221,10 @@ def _asked(requests: job_models.Requests, named: NamedFiles) -> dict[str, Any]:
 
 def _prompts(written: str, named: NamedFiles) -> str:
     """As agents know them: a file by its ref."""
-    if written.startswith(FILE):
-        file = named.files.get(name_of(PROMPTS, written.removeprefix(FILE)))
-        return f"{FILE}{file.ref}" if file else DEFAULT
-    return RANDOM_ON_WIRE if written == RANDOM else written
+    if written.startswith(FILE_PREFIX):
+        file = named.files.get(attached_name(PROMPTS, written.removeprefix(FILE_PREFIX)))
+        return f"{FILE_PREFIX}{file.ref}" if file else DEFAULT_PROMPTS
+    return RANDOM_ON_WIRE if written == RANDOM_PROMPTS else written
 
 
 def _lengths(written: int | job_models.Lengths | None) -> Lengths:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet_controller.job_file.variant_checks import Arms, told
+from fleet_controller.job_file.variant_checks import VariantSet, remark_findings
 from fleet_controller.yaml.findings import Finding
 from fleet_knowledge.sglang import capacity_rules
 
 
-def check(arms: Arms) -> Iterator[Finding]:
+def check_server_limits(variant_set: VariantSet) -> Iterator[Finding]:
     """What to tell about the limits of all variants."""
-    yield from told(arms, (capacity_rules.remarks,))
+    yield from remark_findings(variant_set, (capacity_rules.apply_capacity_rules,))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet_controller.job_file.variant_checks import Arms, told
+from fleet_controller.job_file.variant_checks import VariantSet, remark_findings
 from fleet_controller.yaml.findings import Finding
 from fleet_knowledge.sglang import parallelism
 
 
-def check(arms: Arms) -> Iterator[Finding]:
+def check_parallel_sizes(variant_set: VariantSet) -> Iterator[Finding]:
     """What to tell about the parallel sizes of all variants."""
-    yield from told(arms, (parallelism.remarks,))
+    yield from remark_findings(variant_set, (parallelism.apply_parallelism_rules,))

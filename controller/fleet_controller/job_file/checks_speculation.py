@@ -6,33 +6,37 @@ import json
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
-from fleet_controller.job_file.variant_checks import Arms, told
+from fleet_controller.job_file.variant_checks import VariantSet, remark_findings
 from fleet_controller.yaml.findings import Finding
-from fleet_knowledge.server_configuration import ERROR, Configuration, Remark
+from fleet_knowledge.server_configuration import ERROR, RuleFinding, ServerConfiguration
 from fleet_knowledge.sglang.speculation import speculation_rules
 from fleet_knowledge.sglang.speculation.algorithms import is_eagle3_config, names_eagle3
-from fleet_knowledge.sglang.speculation.resolved_arguments import ALGORITHM, DRAFT, canonical
+from fleet_knowledge.sglang.speculation.resolved_arguments import (
+    ALGORITHM,
+    DRAFT,
+    canonical_algorithm,
+)
 
 _LARGEST_CONFIG_BYTES = 1 << 20
 
 
-def check(arms: Arms) -> Iterator[Finding]:
+def check_speculation(variant_set: VariantSet) -> Iterator[Finding]:
     """What to tell about the speculation of all variants."""
-    yield from told(arms, (speculation_rules.remarks, draft_config))
+    yield from remark_findings(variant_set, (speculation_rules.apply_speculation_rules, draft_config))
 
 
-def draft_config(asked: Configuration) -> Iterator[Remark]:
+def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     """EAGLE for a draft whose config.json says EAGLE-3, where the draft's folder is on this machine."""
     draft = asked.text(DRAFT)
-    if canonical(asked.text(ALGORITHM)) == "EAGLE" and draft and not names_eagle3(draft) and is_eagle3_config(_read(draft)):
+    if canonical_algorithm(asked.text(ALGORITHM)) == "EAGLE" and draft and not names_eagle3(draft) and is_eagle3_config(_read_draft_config(draft)):
         message = (
             f"{asked.text(ALGORITHM)} is given for a draft whose config.json says EAGLE-3 (`{draft[-80:]}`): the server starts healthy"
             " and accepts exactly 1.00 tokens, so nothing is gained and the measurement is invalid"
         )
-        yield Remark("spec_eagle3_as_eagle", ERROR, f"args.{ALGORITHM}", message, f"write {ALGORITHM}: EAGLE3")
+        yield RuleFinding("spec_eagle3_as_eagle", ERROR, f"args.{ALGORITHM}", message, f"write {ALGORITHM}: EAGLE3")
 
 
-def _read(draft: str) -> dict[str, object]:
+def _read_draft_config(draft: str) -> dict[str, object]:
     """The draft's config.json; empty when it is not here or no JSON mapping."""
     try:
         with (FilePath(draft).expanduser() / "config.json").open("rb") as stream:

@@ -18,114 +18,114 @@ from fleet_controller.job_file import (
     engine_checks,
     workload_checks,
 )
-from fleet_controller.job_file.checks_unfilled import check_unfilled
-from fleet_controller.job_file.parsed_job import Reading
-from fleet_controller.job_file.variant_checks import Arms
+from fleet_controller.job_file.checks_unfilled import check_unexpanded_variables
+from fleet_controller.job_file.parsed_job import ParsedJob
+from fleet_controller.job_file.variant_checks import VariantSet
 from fleet_controller.planning.job_plan import Variant
-from fleet_controller.yaml.document import Path
+from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
 
 
-def check(reading: Reading) -> Iterator[Finding]:
+def check_job(parsed: ParsedJob) -> Iterator[Finding]:
     """All findings of all rules that can be judged on what was read."""
     for rule in _RULES:
-        yield from rule(reading)
+        yield from rule(parsed)
 
 
-def check_variants(reading: Reading, job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
+def check_variants(parsed: ParsedJob, job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
     """All findings about whole variants, levels laid over the engine; only SGLang's arguments are known."""
-    if reading.job.engine.kind == "sglang":
+    if parsed.job.engine.kind == "sglang":
         for rule in _VARIANT_RULES:
-            yield from rule(Arms(reading, job, variants))
+            yield from rule(VariantSet(parsed, job, variants))
 
 
-def _baseline_names(reading: Reading) -> Iterator[Finding]:
-    baseline = reading.job.baseline
-    if baseline is None or not reading.is_sound(("baseline",)):
+def _baseline_names(parsed: ParsedJob) -> Iterator[Finding]:
+    baseline = parsed.job.baseline
+    if baseline is None or not parsed.is_sound(("baseline",)):
         return
-    levels = reading.factor_levels()
+    levels = parsed.factor_levels()
     for factor, level in baseline.items():
-        yield from _level_exists(reading, ("baseline", factor), factor, level)
+        yield from _level_exists(parsed, ("baseline", factor), factor, level)
     missing = [factor for factor in levels if factor not in baseline]
     if missing:
         hint = "add " + ", ".join(f"{factor}: {next(iter(levels[factor]), '…')}" for factor in missing)
-        yield reading.finding("baseline_incomplete", ("baseline",), f"the baseline names no level of `{'`, `'.join(missing)}`", hint)
+        yield parsed.finding("baseline_incomplete", ("baseline",), f"the baseline names no level of `{'`, `'.join(missing)}`", hint)
 
 
-def _baseline_default(reading: Reading) -> Iterator[Finding]:
-    if reading.job.baseline is None and reading.job.factors and reading.is_sound(("baseline",), ("factors",)):
-        first = ", ".join(f"{factor}: {next(iter(levels))}" for factor, levels in reading.job.factors.items())
+def _baseline_default(parsed: ParsedJob) -> Iterator[Finding]:
+    if parsed.job.baseline is None and parsed.job.factors and parsed.is_sound(("baseline",), ("factors",)):
+        first = ", ".join(f"{factor}: {next(iter(levels))}" for factor, levels in parsed.job.factors.items())
         message = "no baseline is named: the first level of each factor is taken"
-        yield reading.finding("baseline_chosen", ("factors",), message, f"write baseline: {{{first}}}", severity=INFO, at_key=True)
+        yield parsed.finding("baseline_chosen", ("factors",), message, f"write baseline: {{{first}}}", severity=INFO, at_key=True)
 
 
-def _exclude_names(reading: Reading) -> Iterator[Finding]:
-    if not reading.is_sound(("exclude",)):
+def _exclude_names(parsed: ParsedJob) -> Iterator[Finding]:
+    if not parsed.is_sound(("exclude",)):
         return
-    for index, part in enumerate(reading.job.exclude):
+    for index, part in enumerate(parsed.job.exclude):
         if not part:
-            yield reading.finding("no_trials", ("exclude", index), "an empty combination matches every variant", "remove it")
+            yield parsed.finding("no_trials", ("exclude", index), "an empty combination matches every variant", "remove it")
         for factor, level in part.items():
-            yield from _level_exists(reading, ("exclude", index, factor), factor, level)
+            yield from _level_exists(parsed, ("exclude", index, factor), factor, level)
 
 
-def _level_exists(reading: Reading, path: Path, factor: str, level: str) -> Iterator[Finding]:
-    levels = reading.factor_levels()
+def _level_exists(parsed: ParsedJob, path: KeyPath, factor: str, level: str) -> Iterator[Finding]:
+    levels = parsed.factor_levels()
     if factor not in levels:
-        if reading.is_sound(("factors", factor)):
-            yield reading.finding("unknown_factor", path, f"there is no factor `{factor}`", _near(factor, levels), at_key=True)
-    elif level not in levels[factor] and ("factors", factor, level) not in reading.broken:
-        yield reading.finding("unknown_level", path, f"factor `{factor}` has no level `{level}`", _near(level, levels[factor]))
+        if parsed.is_sound(("factors", factor)):
+            yield parsed.finding("unknown_factor", path, f"there is no factor `{factor}`", _suggest_name(factor, levels), at_key=True)
+    elif level not in levels[factor] and ("factors", factor, level) not in parsed.broken:
+        yield parsed.finding("unknown_level", path, f"factor `{factor}` has no level `{level}`", _suggest_name(level, levels[factor]))
 
 
-def _near(word: str, known: Mapping[str, object]) -> str:
+def _suggest_name(word: str, known: Mapping[str, object]) -> str:
     found = get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 64 else []
     return f"did you mean `{found[0]}`?" if found else f"there are: {', '.join(known)}" if known else "there are none: `factors` is empty"
 
 
-def _runs_order(reading: Reading) -> Iterator[Finding]:
-    runs = reading.job.measure.runs
+def _runs_order(parsed: ParsedJob) -> Iterator[Finding]:
+    runs = parsed.job.measure.runs
     path = ("measure", "runs")
-    if runs.max is not None and runs.min > runs.max and reading.is_sound(path):
-        at = (*path, "min") if reading.is_written((*path, "min")) else (*path, "max")
+    if runs.max is not None and runs.min > runs.max and parsed.is_sound(path):
+        at = (*path, "min") if parsed.is_written((*path, "min")) else (*path, "max")
         message = f"at least {runs.min} runs are asked for, but at most {runs.max}"
-        yield reading.finding("runs_order", at, message, f"raise max to {runs.min} or more, or lower min")
+        yield parsed.finding("runs_order", at, message, f"raise max to {runs.min} or more, or lower min")
 
 
-def _launches(reading: Reading) -> Iterator[Finding]:
-    path, job = ("measure", "launches"), reading.job
-    if not reading.is_sound(path, ("engine", "kind")):
+def _launches(parsed: ParsedJob) -> Iterator[Finding]:
+    path, job = ("measure", "launches"), parsed.job
+    if not parsed.is_sound(path, ("engine", "kind")):
         return
     if job.engine.kind == "external":
         message = "an external server is measured as it runs: there are no launches, so no verdict about launches"
-        yield reading.finding("no_launches", path if reading.is_written(path) else ("engine", "kind"), message, severity=INFO)
+        yield parsed.finding("no_launches", path if parsed.is_written(path) else ("engine", "kind"), message, severity=INFO)
     elif job.measure.launches == 1:
         message = "one launch of each variant gives no interval: launches differ, so every verdict will be INCONCLUSIVE"
-        yield reading.finding("no_interval", path, message, "three launches are the least that tells something", severity=WARNING)
+        yield parsed.finding("no_interval", path, message, "three launches are the least that tells something", severity=WARNING)
 
 
-_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[ParsedJob], Iterator[Finding]], ...] = (
     engine_checks.check_kind,
     engine_checks.check_levels,
     argument_checks.check_arguments,
     argument_checks.check_variables,
-    checks_nccl.check_variables,
+    checks_nccl.check_nccl_variables,
     checks_launch.check_container,
     checks_launch.check_secrets,
-    checks_hosts.check,
-    check_unfilled,
+    checks_hosts.check_host_sharing,
+    check_unexpanded_variables,
     _baseline_names,
     _baseline_default,
     _exclude_names,
-    workload_checks.check,
+    workload_checks.check_workloads,
     _runs_order,
     _launches,
 )
 
-_VARIANT_RULES: tuple[Callable[[Arms], Iterator[Finding]], ...] = (
-    checks_speculation.check,
-    checks_parallel.check,
-    checks_limits.check,
-    checks_effect.check,
-    checks_nccl.check,
+_VARIANT_RULES: tuple[Callable[[VariantSet], Iterator[Finding]], ...] = (
+    checks_speculation.check_speculation,
+    checks_parallel.check_parallel_sizes,
+    checks_limits.check_server_limits,
+    checks_effect.check_ineffective_settings,
+    checks_nccl.check_nccl_variants,
 )

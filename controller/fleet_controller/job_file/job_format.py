@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fleet_controller.job_file import job_models
-from fleet_controller.yaml.file_format import Shape
+from fleet_controller.yaml.file_format import FileFormat
 
-JOB = Shape(
+JOB = FileFormat(
     noun="the job",
     models={
         (): job_models.JobFile,

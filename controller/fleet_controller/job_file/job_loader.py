@@ -9,29 +9,29 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleet_controller.core.job import Job
-from fleet_controller.job_file.attached_files import Places, find_files
-from fleet_controller.job_file.attached_text import joined, split
-from fleet_controller.job_file.build_job import resolve
-from fleet_controller.job_file.job_checks import check, check_variants
+from fleet_controller.job_file.attached_files import FileSources, find_files
+from fleet_controller.job_file.attached_text import join_attached_files, split_attached_files
+from fleet_controller.job_file.build_job import build_job
+from fleet_controller.job_file.job_checks import check_job, check_variants
 from fleet_controller.job_file.job_format import JOB
 from fleet_controller.job_file.job_models import JobFile
-from fleet_controller.job_file.parsed_job import Reading
+from fleet_controller.job_file.parsed_job import ParsedJob
 from fleet_controller.planning.job_plan import make_variants, variant_findings
-from fleet_controller.yaml.document import LARGEST_BYTES, Document, Path, read_document
+from fleet_controller.yaml.document import LARGEST_BYTES, Document, KeyPath, read_document
 from fleet_controller.yaml.findings import (
     ERROR,
+    FileRejected,
     Finding,
     JobRejected,
-    Rejected,
     has_errors,
     in_order,
 )
-from fleet_controller.yaml.pydantic_errors import findings_of
+from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.attachment import LARGEST_PACKED
 from fleet_protos.errors import ConfigError
 
 # Stand-ins for what must be there and is not, so that the rest of a broken file can still be judged; `*` is any one name.
-_STAND_INS: tuple[tuple[Path, Any], ...] = (
+_STAND_INS: tuple[tuple[KeyPath, Any], ...] = (
     (("apiVersion",), "benchfleet/v1"),
     (("kind",), "Job"),
     (("name",), "x"),
@@ -49,8 +49,8 @@ _STAND_INS: tuple[tuple[Path, Any], ...] = (
     *((("workloads", "*", "output_tokens", "uniform", key), 1) for key in ("min", "max")),
     *((("workloads", "*", "output_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),
 )
-_OF_ONE_ARGUMENT = ("argument_", "reserved_")
-_SECTIONS_OF_VARIANTS = ("engine", "factors", "exclude", "baseline")
+_SINGLE_ARGUMENT_CODES = ("argument_", "reserved_")
+_VARIANT_SECTIONS = ("engine", "factors", "exclude", "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
 
     Files that it names are those behind its text, else they are read below `folder`; without one no file is opened.
     """
-    own, attached = split(decoded(text, file_name, most_bytes=LARGEST_BYTES + 2 * LARGEST_PACKED))
-    content = decoded(own, file_name)
+    own, attached = split_attached_files(decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * LARGEST_PACKED))
+    content = decode_text(own, file_name)
     document = read_document(content, file_name, _is_verbatim)
     if isinstance(document.value, dict):
         plain = {key: value for key, value in document.value.items() if not key.startswith("x-")}
@@ -89,28 +89,28 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
         raise JobRejected([Finding("not_a_mapping", ERROR, file_name, 1, 1, "", message, "`fleetctl init` writes one")])
     else:
         raise JobRejected(document.findings)
-    reading, faults = _read_models(document)
-    named = find_files(reading, Places.of(attached, folder))
-    found = [*document.findings, *faults, *check(reading), *named.findings]
-    job = resolve(reading.job, document, named)
+    parsed, faults = _read_models(document)
+    named = find_files(parsed, FileSources.from_attached(attached, folder))
+    found = [*document.findings, *faults, *check_job(parsed), *named.findings]
+    job = build_job(parsed.job, document, named)
     if not has_errors(finding for finding in found if _hides_variants(finding)):
         variants = make_variants(job)
         found.extend(variant_findings(job, variants))
-        found.extend(check_variants(reading, job, variants))
+        found.extend(check_variants(parsed, job, variants))
     if has_errors(found):
         raise JobRejected(found)
-    return LoadedJob(job, joined(content, job.files), file_name, in_order(found))
+    return LoadedJob(job, join_attached_files(content, job.files), file_name, in_order(found))
 
 
 def _hides_variants(finding: Finding) -> bool:
     """True when variants cannot be judged beside it; what is wrong with one argument alone leaves the others to judge."""
-    return finding.key.startswith(_SECTIONS_OF_VARIANTS) and not finding.code.startswith(_OF_ONE_ARGUMENT)
+    return finding.key.startswith(_VARIANT_SECTIONS) and not finding.code.startswith(_SINGLE_ARGUMENT_CODES)
 
 
-def decoded(text: str | bytes, file: str, rejected: type[Rejected] = JobRejected, most_bytes: int = LARGEST_BYTES) -> str:
+def decode_text(text: str | bytes, file: str, rejected: type[FileRejected] = JobRejected, most_bytes: int = LARGEST_BYTES) -> str:
     """The text of a file that a user wrote. Raises `rejected` for what is too large or no text."""
 
-    def refuse(code: str, message: str, hint: str) -> Rejected:
+    def refuse(code: str, message: str, hint: str) -> FileRejected:
         return rejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
 
     if len(text) > most_bytes:
@@ -124,7 +124,7 @@ def decoded(text: str | bytes, file: str, rejected: type[Rejected] = JobRejected
     return content
 
 
-def _is_verbatim(path: Path) -> bool:
+def _is_verbatim(path: KeyPath) -> bool:
     """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was written."""
     match path:
         case ("engine", "env", _) | ("factors", _, _, "env", _) | ("hosts", "labels", _) | ("load", "hosts", "labels", _):
@@ -134,24 +134,24 @@ def _is_verbatim(path: Path) -> bool:
     return False
 
 
-def _read_models(document: Document) -> tuple[Reading, list[Finding]]:
+def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
     """The models, with stand-ins in place of what is broken, and the findings about that."""
     value, broken = document.value, set(document.broken)
     found: list[Finding] = []
     for _ in range(6):  # mending one part can empty another
         try:
-            return Reading(document, JobFile.model_validate(value), frozenset(broken)), found
+            return ParsedJob(document, JobFile.model_validate(value), frozenset(broken)), found
         except ValidationError as error:
-            told = list(findings_of(error, replace(document, value=value), JOB))
-        found = found or [finding for _, finding in told if finding]
-        broken.update(path for path, _ in told)
-        for path, _ in told:
+            reported = list(pydantic_findings(error, replace(document, value=value), JOB))
+        found = found or [finding for _, finding in reported if finding]
+        broken.update(path for path, _ in reported)
+        for path, _ in reported:
             value = _without(value, path, path)
     blank = {path[0]: stand_in for path, stand_in in _STAND_INS if len(path) == 1}
-    return Reading(document, JobFile.model_validate(blank), frozenset({()})), found
+    return ParsedJob(document, JobFile.model_validate(blank), frozenset({()})), found
 
 
-def _without(value: Any, rest: Path, path: Path) -> Any:
+def _without(value: Any, rest: KeyPath, path: KeyPath) -> Any:
     """A copy without the entry `rest` leads to; a list goes as a whole, and a stand-in takes the place of what must be there."""
     if not rest or not isinstance(value, dict):
         return value
@@ -164,5 +164,5 @@ def _without(value: Any, rest: Path, path: Path) -> Any:
     return left if stand_in is None else left | {key: stand_in}
 
 
-def _matches(path: Path, pattern: Path) -> bool:
+def _matches(path: KeyPath, pattern: KeyPath) -> bool:
     return len(path) == len(pattern) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True))

@@ -32,7 +32,7 @@ NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 JOB_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
 
 
-def _told(code: str, read: Callable[[object], float], hint: str) -> BeforeValidator:
+def _parsed_by(code: str, read: Callable[[object], float], hint: str) -> BeforeValidator:
     def validate(written: object) -> float:
         try:
             return read(written)
@@ -42,8 +42,8 @@ def _told(code: str, read: Callable[[object], float], hint: str) -> BeforeValida
     return BeforeValidator(validate)
 
 
-_DURATION = _told("bad_duration", read_duration, "write it like `250ms`, `60s`, `30m` or `1h30m`; a plain number is seconds")
-_RATIO = _told("bad_ratio", read_ratio, "write it like `2%` or `0.02`")
+_DURATION = _parsed_by("bad_duration", read_duration, "write it like `250ms`, `60s`, `30m` or `1h30m`; a plain number is seconds")
+_RATIO = _parsed_by("bad_ratio", read_ratio, "write it like `2%` or `0.02`")
 _DURATION_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": DURATION_PATTERN}, {"type": "number", "minimum": 0}]})
 _RATIO_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string", "pattern": RATIO_PATTERN}, {"type": "number"}]})
 
@@ -80,7 +80,7 @@ Rates = Annotated[
 
 
 
-def or_nothing(shape: Any) -> BeforeValidator:
+def none_as_empty(shape: Any) -> BeforeValidator:
     """`env:` with nothing below it means no variables."""
     return BeforeValidator(lambda written: {} if written is None else written, json_schema_input_type=shape | None)
 
@@ -88,9 +88,9 @@ def or_nothing(shape: Any) -> BeforeValidator:
 _VARIABLE_SCHEMA = WithJsonSchema({"type": ["string", "number", "boolean", "null"]})
 _Texts = dict[str, Annotated[str, _VARIABLE_SCHEMA]]
 _TextsOrNull = dict[str, Annotated[str | None, _VARIABLE_SCHEMA]]
-Variables = Annotated[_TextsOrNull, or_nothing(_TextsOrNull)]
-Labels = Annotated[_Texts, or_nothing(_Texts)]
-Arguments = Annotated[dict[str, Any], or_nothing(dict[str, Any])]
+Variables = Annotated[_TextsOrNull, none_as_empty(_TextsOrNull)]
+Labels = Annotated[_Texts, none_as_empty(_Texts)]
+Arguments = Annotated[dict[str, Any], none_as_empty(dict[str, Any])]
 
 
 
@@ -143,7 +143,7 @@ class Container(Section):
     image: Text = Field(description="Image with its tag or digest.")
     runtime: Literal["docker", "podman"] | None = Field(default=None, description="Default: the one that the host has.")
     shm_size: ShmSize | None = Field(default=None, description="Shared memory of its own, as 32g; default: that of the host.")
-    mounts: Annotated[dict[str, Text], or_nothing(dict[str, str])] = Field(
+    mounts: Annotated[dict[str, Text], none_as_empty(dict[str, str])] = Field(
         default={}, description="path inside: path on the host; `:ro` at the end mounts it read-only. The model's path is mounted anyway."
     )
     python: Text | None = Field(default=None, description="Python inside the image; default python3.")
@@ -208,7 +208,7 @@ class Level(Section):
     simulation: Simulation | None = Field(default=None, description="Knobs of the simulated engine to set.")
 
 
-Levels = Annotated[dict[Name, Annotated[Level, or_nothing(Level)]], Field(min_length=1)]
+Levels = Annotated[dict[Name, Annotated[Level, none_as_empty(Level)]], Field(min_length=1)]
 
 
 class Slo(Section):

@@ -7,32 +7,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet_controller.job_file.job_models import JobFile
-from fleet_controller.yaml.document import Document, Path, dotted
+from fleet_controller.yaml.document import Document, KeyPath, dotted
 from fleet_controller.yaml.findings import ERROR, Finding
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedJob:
     """`job` holds what could be read; values at or below a path in `broken` are defaults or stand-ins, not the user's."""
 
     document: Document
     job: JobFile
-    broken: frozenset[Path] = field(default=frozenset())
+    broken: frozenset[KeyPath] = field(default=frozenset())
 
-    def is_sound(self, *paths: Path) -> bool:
+    def is_sound(self, *paths: KeyPath) -> bool:
         """True when nothing at, above or below any of `paths` is broken."""
-        return not any(_related(path, bad) for path in paths for bad in self.broken)
+        return not any(_paths_overlap(path, bad) for path in paths for bad in self.broken)
 
-    def is_readable(self, path: Path) -> bool:
+    def is_readable(self, path: KeyPath) -> bool:
         """True when what `job` holds at `path` is the user's, though parts of it may have been left out as broken."""
         return not any(path[: len(bad)] == bad for bad in self.broken)
 
-    def finding(self, code: str, path: Path, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
+    def finding(self, code: str, path: KeyPath, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
         """A finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)
         return Finding(code, severity, self.document.file, line, column, dotted(path), message, hint)
 
-    def is_written(self, path: Path) -> bool:
+    def is_written(self, path: KeyPath) -> bool:
         """True when the file itself holds `path`, be it as null."""
         return path in self.document.keys
 
@@ -44,6 +44,6 @@ class Reading:
         return {name: levels for name, levels in factors.items() if isinstance(levels, dict)}
 
 
-def _related(one: Path, other: Path) -> bool:
+def _paths_overlap(one: KeyPath, other: KeyPath) -> bool:
     shared = min(len(one), len(other))
     return one[:shared] == other[:shared]

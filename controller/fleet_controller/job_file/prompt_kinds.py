@@ -2,9 +2,9 @@
 
 from typing import Final
 
-PREFIX: Final = "builtin:"
+BUILTIN_PREFIX: Final = "builtin:"
 BUILTIN_PROMPTS: Final = ("chat", "code", "reasoning", "summarise", "long_context")
-FILE: Final = "file:"
-RANDOM: Final = "random"
+FILE_PREFIX: Final = "file:"
+RANDOM_PROMPTS: Final = "random"
 RANDOM_ON_WIRE: Final = "random:ids"
-DEFAULT: Final = "builtin:chat"
+DEFAULT_PROMPTS: Final = "builtin:chat"

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fleet_knowledge.sglang.server_arguments import is_negatable, spell
+from fleet_knowledge.sglang.server_arguments import is_negatable, resolve_name
 
 
-def normalise(written: Mapping[str, Any]) -> dict[str, Any]:
+def normalise_arguments(written: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by SGLang's names, values as the engine takes them: a mapping as JSON text, a flag that is off as None (absent)."""
-    return {(name := spell(key).name): _value(name, value) for key, value in written.items()}
+    return {(name := resolve_name(key).name): _value(name, value) for key, value in written.items()}
 
 
 def _value(name: str, value: Any) -> Any:
@@ -26,4 +26,4 @@ def _text(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else value
 
 
-__all__ = ["normalise", "spell"]
+__all__ = ["normalise_arguments", "resolve_name"]

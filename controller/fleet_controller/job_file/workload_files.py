@@ -19,10 +19,10 @@ MOST_TOKENS: Final = 10_000_000
 _MOONCAKE: Final = ("timestamp", "input_length", "output_length")
 _CSV: Final = ("time_s", "prompt_tokens", "output_tokens")
 _ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-_Row = tuple[float, int, int, tuple[int, ...]]  # time in ms, tokens in and out, blocks
+_TraceRow = tuple[float, int, int, tuple[int, ...]]  # time in ms, tokens in and out, blocks
 
 
-class BadSource(Exception):
+class BadWorkloadFile(Exception):
     """What is wrong with a file, and in which line (from 1; 0: nowhere in particular)."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -38,9 +38,9 @@ def read_trace(content: bytes, name: str) -> Trace:
     elif name.lower().endswith(".jsonl"):
         rows = list(_mooncake_rows(text))
     else:
-        raise BadSource(0, f"a trace is {TRACE_FORMS}")
+        raise BadWorkloadFile(0, f"a trace is {TRACE_FORMS}")
     if not rows:
-        raise BadSource(0, "it holds no request")
+        raise BadWorkloadFile(0, "it holds no request")
     rows.sort(key=lambda row: row[0])
     first = rows[0][0]
     blocks = tuple(row[3] for row in rows) if any(row[3] for row in rows) else ()
@@ -49,13 +49,13 @@ def read_trace(content: bytes, name: str) -> Trace:
 
 def read_prompts(content: bytes, name: str) -> Prompts:
     """The prompts of a file, in its order. Raises BadSource."""
-    readers = {".jsonl": _openai, ".json": _sharegpt, ".txt": _lines}
+    readers = {".jsonl": _openai, ".json": _sharegpt, ".txt": _plain_text_prompts}
     ending = next((ending for ending in readers if name.lower().endswith(ending)), "")
     if not ending:
-        raise BadSource(0, f"a file of prompts is {PROMPT_FORMS}")
+        raise BadWorkloadFile(0, f"a file of prompts is {PROMPT_FORMS}")
     found = tuple(readers[ending](_text(content)))
     if not found:
-        raise BadSource(0, "it holds no prompt of a user")
+        raise BadWorkloadFile(0, "it holds no prompt of a user")
     return Prompts(found)
 
 
@@ -63,7 +63,7 @@ def _text(content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadSource(content.count(b"\n", 0, error.start) + 1, "it is not UTF-8 text") from error
+        raise BadWorkloadFile(content.count(b"\n", 0, error.start) + 1, "it is not UTF-8 text") from error
 
 
 def _objects(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -74,38 +74,38 @@ def _objects(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             found = json.loads(written)
         except (ValueError, RecursionError) as error:
-            raise BadSource(line, f"not JSON: {error}") from error
+            raise BadWorkloadFile(line, f"not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise BadSource(line, "not a JSON object")
+            raise BadWorkloadFile(line, "not a JSON object")
         yield line, found
 
 
 # Traces
 
 
-def _mooncake_rows(text: str) -> Iterator[_Row]:
+def _mooncake_rows(text: str) -> Iterator[_TraceRow]:
     for line, found in _objects(text):
         missing = [key for key in _MOONCAKE if key not in found]
         if missing:
-            raise BadSource(line, f"`{missing[0]}` is missing")
+            raise BadWorkloadFile(line, f"`{missing[0]}` is missing")
         at_ms, *tokens = (_number(line, key, found[key]) for key in _MOONCAKE)
         ids = found.get("hash_ids", [])
         if not isinstance(ids, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-            raise BadSource(line, "`hash_ids` is not a list of whole numbers")
+            raise BadWorkloadFile(line, "`hash_ids` is not a list of whole numbers")
         yield at_ms, *_tokens(line, tokens), tuple(ids)
 
 
-def _csv_rows(text: str) -> Iterator[_Row]:
+def _csv_rows(text: str) -> Iterator[_TraceRow]:
     reader = csv.DictReader(StringIO(text, newline=""), skipinitialspace=True)
     try:
         missing = [key for key in _CSV if key not in (reader.fieldnames or ())]
         if missing:
-            raise BadSource(1, f"its first line names no column `{missing[0]}`: it wants {', '.join(_CSV)}")
+            raise BadWorkloadFile(1, f"its first line names no column `{missing[0]}`: it wants {', '.join(_CSV)}")
         for row in reader:
             at_s, *tokens = (_number(reader.line_num, key, row[key]) for key in _CSV)
             yield 1000 * at_s, *_tokens(reader.line_num, tokens), ()
     except csv.Error as error:
-        raise BadSource(reader.line_num, f"not CSV: {error}") from error
+        raise BadWorkloadFile(reader.line_num, f"not CSV: {error}") from error
 
 
 def _number(line: int, key: str, written: object) -> float:
@@ -114,13 +114,13 @@ def _number(line: int, key: str, written: object) -> float:
     except (ValueError, OverflowError):
         number = -1.0
     if not 0 <= number <= 1e12:
-        raise BadSource(line, f"`{key}` is {str(written)[:40]!r}, not a number of 0 or more")
+        raise BadWorkloadFile(line, f"`{key}` is {str(written)[:40]!r}, not a number of 0 or more")
     return number
 
 
 def _tokens(line: int, numbers: Sequence[float]) -> tuple[int, int]:
     if any(number != int(number) or number > MOST_TOKENS for number in numbers):
-        raise BadSource(line, f"a length is no whole number of tokens up to {MOST_TOKENS:,}")
+        raise BadWorkloadFile(line, f"a length is no whole number of tokens up to {MOST_TOKENS:,}")
     prompt, output = (max(1, int(number)) for number in numbers)
     return prompt, output
 
@@ -133,20 +133,20 @@ def _openai(text: str) -> Iterator[tuple[Message, ...]]:
     for line, found in _objects(text):
         messages = found.get("messages")
         if not isinstance(messages, list):
-            raise BadSource(line, "`messages` is missing, or no list")
+            raise BadWorkloadFile(line, "`messages` is missing, or no list")
         read = [_message(line, message) for message in messages]
         last = max((place for place, (role, _) in enumerate(read) if role == "user"), default=-1)
         if last < 0:
-            raise BadSource(line, "no message of the user")
+            raise BadWorkloadFile(line, "no message of the user")
         yield tuple(read[: last + 1])
 
 
 def _message(line: int, written: object) -> Message:
     if not isinstance(written, dict) or not isinstance(written.get("content"), str):
-        raise BadSource(line, "a message has no `content` that is a text")
+        raise BadWorkloadFile(line, "a message has no `content` that is a text")
     role = str(written.get("role"))
     if role not in ("system", "developer", "user", "assistant"):
-        raise BadSource(line, f"the role {role[:40]!r} is none of system, developer, user and assistant")
+        raise BadWorkloadFile(line, f"the role {role[:40]!r} is none of system, developer, user and assistant")
     return role, written["content"]
 
 
@@ -155,18 +155,18 @@ def _sharegpt(text: str) -> Iterator[tuple[Message, ...]]:
     try:
         conversations = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadSource(getattr(error, "lineno", 0), f"not JSON: {error}") from error
+        raise BadWorkloadFile(getattr(error, "lineno", 0), f"not JSON: {error}") from error
     if not isinstance(conversations, list):
-        raise BadSource(1, "ShareGPT is a list of conversations")
+        raise BadWorkloadFile(1, "ShareGPT is a list of conversations")
     for number, found in enumerate(conversations, start=1):
         turns = found.get("conversations", found.get("conversation")) if isinstance(found, dict) else None
         if not isinstance(turns, list):
-            raise BadSource(0, f"conversation {number} has no list `conversations`")
+            raise BadWorkloadFile(0, f"conversation {number} has no list `conversations`")
         first = next((turn for turn in turns if isinstance(turn, dict) and _ROLES.get(str(turn.get("from"))) != "system"), {})
         asked = first.get("value")
         if _ROLES.get(str(first.get("from"))) == "user" and isinstance(asked, str) and asked.strip():
             yield (("user", asked),)
 
 
-def _lines(text: str) -> Iterator[tuple[Message, ...]]:
+def _plain_text_prompts(text: str) -> Iterator[tuple[Message, ...]]:
     return ((("user", line.strip()),) for line in text.split("\n") if line.strip())

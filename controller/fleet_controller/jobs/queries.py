@@ -11,8 +11,8 @@ from fleet_controller.core.controller_api import (
     HostStatus,
     JobChange,
     JobDetail,
+    JobResults,
     JobSummary,
-    Results,
     TrialDetail,
 )
 from fleet_controller.jobs.job_index import detail, status, summary
@@ -69,7 +69,7 @@ class StoredJobs:
         found = await self.job(job_id)
         yield JobChange(found.job, found.trials)
 
-    async def results(self, job_id: str) -> Results:
+    async def results(self, job_id: str) -> JobResults:
         """Every stored run of a job."""
         return await asyncio.to_thread(self._results, job_id)
 
@@ -84,9 +84,9 @@ class StoredJobs:
         row = self._store.find_job(start)
         return detail(row, self._store.outlines(row.job_id))
 
-    def _results(self, start: str) -> Results:
+    def _results(self, start: str) -> JobResults:
         row = self._store.find_job(start)
-        return Results(summary(row, self._store.outlines(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
+        return JobResults(summary(row, self._store.outlines(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
 
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         trial = self._store.find_trial(trial_id)

@@ -130,7 +130,7 @@ class Desk:
         return trial
 
     def _show(self, trial_id: str, attempt: Attempt) -> None:
-        self.series.trial(f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None)
+        self.series.record_trial(f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None)
 
 
 def _progress(event: Event) -> str:

@@ -22,9 +22,15 @@ from fleet_controller.pki import trust_folder as files
 from fleet_controller.pki.expiry import RENEW_BEFORE_S, Expiring
 from fleet_controller.pki.issued_certificates import Entry, Ledger, ledger_text, read_ledger
 from fleet_protos.errors import ConfigError, Conflict, NotFound
-from fleet_transport.certificate import Certificate, certificates
-from fleet_transport.revocation_list import Revocation, read_revoked, revoked_text
-from fleet_transport.tls_identity import CONTROLLER_NAME, NAME, Role, TlsFiles, agent_name
+from fleet_transport.certificate import Certificate, parse_certificates
+from fleet_transport.revocation_list import Revocation, read_revocations, revocations_json
+from fleet_transport.tls_identity import (
+    CONTROLLER_NAME,
+    PARTY_NAME_PATTERN,
+    Role,
+    TlsFiles,
+    agent_name,
+)
 
 if TYPE_CHECKING:
     from fleet_controller.pki.certificate_builder import Issued
@@ -73,11 +79,11 @@ class Authority:
 
     def revoked(self) -> tuple[Revocation, ...]:
         """Every certificate that is trusted no more."""
-        return read_revoked(self.folder / "revoked.json")
+        return read_revocations(self.folder / "revoked.json")
 
     def revoked_text(self) -> str:
         """The list as a file for a host."""
-        return revoked_text(self.revoked())
+        return revocations_json(self.revoked())
 
     def expiring(self, now_unix_s: float) -> tuple[Expiring, ...]:
         """The newest certificate of each party with its end, the next to end first; a revoked one is not in use."""
@@ -153,7 +159,7 @@ class Authority:
             issued = self._issue(Role.AGENT, host, agent_name(host), tuple(addresses))
             earlier = [pem for pem in _pems(_read(pins)) if not self._is_revoked(pem)] if pins.exists() else []
             seen = {entry.fingerprint for entry in self.ledger().of(Role.AGENT, host) if entry.installed}
-            earlier.sort(key=lambda pem: certificates(pem)[0].fingerprint not in seen)  # what the host has stays trusted
+            earlier.sort(key=lambda pem: parse_certificates(pem)[0].fingerprint not in seen)  # what the host has stays trusted
             pins.parent.mkdir(exist_ok=True, mode=0o700)
             files.write(pins, b"".join([issued.certificate_pem, *earlier][:_PINS]), private=False)
         return issued
@@ -168,7 +174,7 @@ class Authority:
                 self._write_ledger(self.ledger().installing(fingerprint))
             pins = self._pins(host)
             pinned = _pems(_read(pins)) if pins.exists() else []
-            kept = [pem for pem in pinned if certificates(pem)[0].fingerprint == fingerprint]
+            kept = [pem for pem in pinned if parse_certificates(pem)[0].fingerprint == fingerprint]
             if kept and kept != pinned:
                 files.write(pins, kept[0], private=False)
 
@@ -262,7 +268,7 @@ class Authority:
             raise ConfigError(f"{self.folder / 'ca.key'}: it is not the key of ca.crt", "restore both from one backup") from None
 
     def _issuing(self) -> Certificate:
-        return certificates(self._issuing_pem())[0]
+        return parse_certificates(self._issuing_pem())[0]
 
     def _key(self) -> bytes:
         path = self.folder / "ca.key"
@@ -285,8 +291,8 @@ class Authority:
             issued = make_certificate(Issued(authority, self._key()), Subject(role, name, dns_name, addresses), now)
         except ValueError as error:
             raise ConfigError(f"no certificate can be made for {role} {name}: {error}", "give it another name or address") from error
-        made = certificates(issued.certificate_pem)[0]
-        signer = certificates(authority)[0].fingerprint
+        made = parse_certificates(issued.certificate_pem)[0]
+        signer = parse_certificates(authority)[0].fingerprint
         self._write_ledger(
             self.ledger().with_entry(Entry(made.fingerprint, role, name, int(now.timestamp()), made.not_after_unix_s, signer))
         )
@@ -322,11 +328,11 @@ class Authority:
         known, now = self.revoked(), int(_now().timestamp())
         have = {entry.fingerprint for entry in known}
         new = [Revocation(entry.fingerprint, entry.role, entry.name, now, reason) for entry in entries if entry.fingerprint not in have]
-        files.write(self.folder / "revoked.json", revoked_text((*known, *new)).encode(), private=False)
+        files.write(self.folder / "revoked.json", revocations_json((*known, *new)).encode(), private=False)
         return len(new)
 
     def _is_revoked(self, pem: bytes) -> bool:
-        return certificates(pem)[0].fingerprint in {entry.fingerprint for entry in self.revoked()}
+        return parse_certificates(pem)[0].fingerprint in {entry.fingerprint for entry in self.revoked()}
 
     def _write_ledger(self, ledger: Ledger) -> None:
         files.write(self.folder / "issued.json", ledger_text(ledger).encode(), private=False)
@@ -339,7 +345,7 @@ def lock_of(folder: Path) -> Path:
 
 def _check_name(name: str) -> None:
     """Raises ConfigError for one that cannot stand in a certificate, or is no name of a file."""
-    if not NAME.fullmatch(name):
+    if not PARTY_NAME_PATTERN.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a certificate", "use letters, digits, `.`, `-` and `_`, at most 63")
 
 
@@ -359,7 +365,7 @@ def _split(pair: bytes) -> tuple[bytes, bytes]:
 
 def _certificates(path: Path) -> tuple[Certificate, ...]:
     try:
-        return certificates(_read(path))
+        return parse_certificates(_read(path))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}", "restore it from a backup") from error
 

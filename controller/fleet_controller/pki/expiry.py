@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_transport.tls_errors import day
+from fleet_transport.tls_errors import format_day
 
 RENEW_BEFORE_S = 30 * 86400
 
@@ -31,5 +31,5 @@ def warning(party: Expiring, now_unix_s: float) -> str:
         "controller": "fleetctl trust rotate renews it",
     }.get(party.role, "fleetctl trust rotate --authority begins to replace it")
     left_days = int((party.expires_unix_s - now_unix_s) // 86400)
-    when = f"ends in {left_days} days, on {day(party.expires_unix_s)}" if left_days >= 0 else f"ended on {day(party.expires_unix_s)}"
+    when = f"ends in {left_days} days, on {format_day(party.expires_unix_s)}" if left_days >= 0 else f"ended on {format_day(party.expires_unix_s)}"
     return f"the certificate of {what} {when}: {todo}"

@@ -14,8 +14,8 @@ from fleet_controller.pki.certificate_builder import (
     make_certificate,
 )
 from fleet_controller.pki.issued_certificates import Entry, Ledger, ledger_text
-from fleet_transport.certificate import certificates
-from fleet_transport.revocation_list import revoked_text
+from fleet_transport.certificate import parse_certificates
+from fleet_transport.revocation_list import revocations_json
 from fleet_transport.tls_identity import CONTROLLER_NAME, Role
 
 
@@ -40,15 +40,15 @@ def _content(user: str, now: datetime) -> dict[str, tuple[bytes, bool]]:
     authority = make_authority(now)
     controller = make_certificate(authority, Subject(Role.CONTROLLER, "controller", CONTROLLER_NAME), now)
     person = make_certificate(authority, Subject(Role.USER, user, f"{user}.user.benchfleet"), now)
-    signer = certificates(authority.certificate_pem)[0].fingerprint
+    signer = parse_certificates(authority.certificate_pem)[0].fingerprint
     ledger = Ledger()
     for role, name, issued in ((Role.CONTROLLER, "controller", controller), (Role.USER, user, person)):
-        made = certificates(issued.certificate_pem)[0]
+        made = parse_certificates(issued.certificate_pem)[0]
         ledger = ledger.with_entry(Entry(made.fingerprint, role, name, int(now.timestamp()), made.not_after_unix_s, signer))
     pairs: dict[str, Issued] = {"ca": authority, "controller": controller, "user": person}
     return {
         **{f"{name}.key": (issued.key_pem, True) for name, issued in pairs.items()},
         **{f"{name}.crt": (issued.certificate_pem, False) for name, issued in pairs.items()},
         "issued.json": (ledger_text(ledger).encode(), False),
-        "revoked.json": (revoked_text(()).encode(), False),
+        "revoked.json": (revocations_json(()).encode(), False),
     }

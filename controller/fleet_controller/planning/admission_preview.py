@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_knowledge.security.path_patterns import climbs, matches
+from fleet_knowledge.security.path_patterns import has_parent_reference, matches_pattern
 from fleet_protos.trial_types import EngineKind, EngineSpec
 
 
@@ -29,11 +29,11 @@ def refusal(engine: EngineSpec, permit: Permit) -> tuple[str, str]:
     image = engine.container.image or ("" if engine.python or permit.python else permit.image)
     if image:
         spelled = (image, image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest")
-        allowed = any(matches(text, pattern) for text in spelled for pattern in permit.images)
+        allowed = any(matches_pattern(text, pattern) for text in spelled for pattern in permit.images)
         return ("", "") if allowed else (f"image {image}", f"images: [{image}]")
     python = engine.python or permit.python or "python3"
     home = python.startswith("~/") or any(pattern.startswith("~/") for pattern in permit.pythons)
-    if python.startswith("/") and not home and (climbs(python) or not any(matches(python, pattern) for pattern in permit.pythons)):
+    if python.startswith("/") and not home and (has_parent_reference(python) or not any(matches_pattern(python, pattern) for pattern in permit.pythons)):
         return f"Python {python}", f"python: [{python}]"
     if not permit.pythons:
         return f"Python {python}", f"python: [{python}]"

@@ -10,9 +10,12 @@ from typing import Any
 from fleet_controller.core.job import Job
 from fleet_controller.planning.job_plan import Variant
 from fleet_knowledge.release import Release
-from fleet_knowledge.server_configuration import Configuration
-from fleet_knowledge.sglang.effective_configuration import Effective, effective
-from fleet_knowledge.sglang_releases import of_image
+from fleet_knowledge.server_configuration import ServerConfiguration
+from fleet_knowledge.sglang.effective_configuration import (
+    EffectiveConfiguration,
+    resolve_configuration,
+)
+from fleet_knowledge.sglang_releases import release_of_image
 from fleet_protos.trial_types import EngineKind, EngineSpec
 
 
@@ -36,14 +39,14 @@ class Twin:
 
 def release_of(engine: EngineSpec) -> Release | None:
     """The SGLang version that the container's tag names; None when there is none to tell."""
-    return of_image(engine.container.image) if engine.container.image else None
+    return release_of_image(engine.container.image) if engine.container.image else None
 
 
-def configuration(job: Job, variant: Variant) -> Configuration:
+def configuration(job: Job, variant: Variant) -> ServerConfiguration:
     """What the variant launches."""
     engine = variant.engine
     most = max((workload.concurrency for workload in job.workloads), default=0)
-    return Configuration(engine.args, engine.env, engine.model_path, job.gpus, release_of(engine), max(engine.gang.nodes, 1), most)
+    return ServerConfiguration(engine.args, engine.env, engine.model_path, job.gpus, release_of(engine), max(engine.gang.nodes, 1), most)
 
 
 def twins(job: Job, variants: Sequence[Variant]) -> tuple[Twin, ...]:
@@ -53,19 +56,19 @@ def twins(job: Job, variants: Sequence[Variant]) -> tuple[Twin, ...]:
     """
     if job.engine.kind != EngineKind.SGLANG or len(variants) < 2:
         return ()
-    groups: dict[str, list[tuple[Variant, Effective]]] = {}
+    groups: dict[str, list[tuple[Variant, EffectiveConfiguration]]] = {}
     for variant in variants:
-        found = effective(configuration(job, variant))
+        found = resolve_configuration(configuration(job, variant))
         groups.setdefault(found.identity, []).append((variant, found))
     pairs = [pair for group in groups.values() for pair in _pairs(group)]
     entries = _entries(pairs, variants)
     return tuple(_twin(pair, entry) for pair, entry in zip(pairs, entries, strict=True))
 
 
-_Pair = tuple[tuple[Variant, Effective], tuple[Variant, Effective]]
+_Pair = tuple[tuple[Variant, EffectiveConfiguration], tuple[Variant, EffectiveConfiguration]]
 
 
-def _pairs(group: Sequence[tuple[Variant, Effective]]) -> Iterator[_Pair]:
+def _pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -> Iterator[_Pair]:
     """Each member but the one that is kept, with the one that is kept: the baseline, else the first."""
     kept = next((member for member in group if member[0].is_baseline), group[0])
     yield from ((member, kept) for member in group if not _is_written_alike(member[0], kept[0]))
@@ -82,14 +85,14 @@ def _twin(pair: _Pair, entry: Mapping[str, str]) -> Twin:
     return Twin(variant, kept, entry, tuple(told), why)
 
 
-def _in_vain(variant: Variant, found: Effective, kept: Variant, other: Effective) -> Iterator[tuple[str, str]]:
+def _in_vain(variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration) -> Iterator[tuple[str, str]]:
     """Settings without an effect that only one of the two has, or has otherwise."""
-    for each in (*found.vain, *other.vain):
+    for each in (*found.ineffective, *other.ineffective):
         if _value(variant, each.subject) != _value(kept, each.subject):
             yield each.subject, each.why
 
 
-def _corrected(variant: Variant, found: Effective, kept: Variant) -> Iterator[tuple[str, str]]:
+def _corrected(variant: Variant, found: EffectiveConfiguration, kept: Variant) -> Iterator[tuple[str, str]]:
     """Arguments that differ as written and are the same as run."""
     for name, used in found.args.items():
         asked, other = variant.engine.args.get(name), kept.engine.args.get(name)

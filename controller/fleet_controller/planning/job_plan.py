@@ -15,7 +15,7 @@ from fleet_controller.core.gang import hold_limit_s, member_specs
 from fleet_controller.core.job import Job, Level
 from fleet_controller.planning.witness_policy import wants_witness
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding, has_errors
-from fleet_knowledge.sglang.parallelism import needed_gpus
+from fleet_knowledge.sglang.parallelism import count_needed_gpus
 from fleet_protos.trial_types import EngineKind, EngineSpec, LoadPlan, TrialSpec
 
 MOST_TRIALS = 10_000
@@ -194,7 +194,7 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
 
 
 def _gpus_of_a_host(job: Job, args: Mapping[str, Any]) -> int:
-    return -(-needed_gpus(args) // max(job.engine.gang.nodes, 1))
+    return -(-count_needed_gpus(args) // max(job.engine.gang.nodes, 1))
 
 
 def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:

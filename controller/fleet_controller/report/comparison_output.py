@@ -40,7 +40,7 @@ _WORDS = {
 }
 
 
-def words_of(metric: str) -> tuple[str, str, float]:
+def metric_words(metric: str) -> tuple[str, str, float]:
     """(what a percentage is of, unit, factor from base unit) of a metric."""
     if HIGHER_IS_BETTER.get(metric, True):
         return _WORDS.get(metric, (metric.replace("_", " "), "", 1.0))
@@ -55,7 +55,7 @@ def signed_percent(ratio: float) -> str:
 
 def change_text(metric: str, ratio: float | None) -> str:
     """`+41.2 % throughput` or `−29.2 % time per token`: a percentage always says what it is of."""
-    return "" if ratio is None else f"{signed_percent(ratio)} {words_of(metric)[0]}"
+    return "" if ratio is None else f"{signed_percent(ratio)} {metric_words(metric)[0]}"
 
 
 def duration_text(minutes: float) -> str:
@@ -80,7 +80,7 @@ def _needs_text(needs: Needs | None) -> str:
     return f"{needs.launches} more launch{'' if needs.launches == 1 else 'es'} of each{time}"
 
 
-def _span(interval: Interval | None, factor: float) -> str:
+def _interval_text(interval: Interval | None, factor: float) -> str:
     if interval is None:
         return ""
     low, high = interval.low * factor, interval.high * factor
@@ -89,7 +89,7 @@ def _span(interval: Interval | None, factor: float) -> str:
     return f"{_number(low)} … {_number(high)}" if low else f"≤ {_number(high)}"
 
 
-def _change_span(interval: Interval | None) -> str:
+def _change_interval_text(interval: Interval | None) -> str:
     if interval is None:
         return ""
     if math.isinf(interval.high):
@@ -98,20 +98,20 @@ def _change_span(interval: Interval | None) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    _, unit, factor = words_of(row.metric)
-    mean = _open_mean(row) if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
+    _, unit, factor = metric_words(row.metric)
+    mean = _bound_text(row) if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
     verdict = "baseline" if row.verdict is None else str(row.verdict)
     change = "" if row.verdict is None else change_text(row.metric, row.ratio)
     accept = "" if row.accept_length is None else f"{row.accept_length:.2f}"
     return (
-        row.host, row.workload, row.variant, str(row.launches), str(row.runs), mean, _span(row.interval, factor),
-        change, _change_span(row.ratio_interval), verdict, _needs_text(row.needs), accept,
+        row.host, row.workload, row.variant, str(row.launches), str(row.runs), mean, _interval_text(row.interval, factor),
+        change, _change_interval_text(row.ratio_interval), verdict, _needs_text(row.needs), accept,
     )  # fmt: skip
 
 
-def _open_mean(row: Row) -> str:
+def _bound_text(row: Row) -> str:
     """The bound that the launches of a search give where their limits lie beyond the loads searched."""
-    unit = words_of(row.metric)[1]
+    unit = metric_words(row.metric)[1]
     if row.limits and all(limit.met for limit in row.limits):
         return f"≥ {_number(statistics.mean([limit.met for limit in row.limits]))} {unit}"
     if row.limits and not any(math.isinf(limit.not_met) for limit in row.limits):
@@ -119,12 +119,12 @@ def _open_mean(row: Row) -> str:
     return "open" if row.limits else ""
 
 
-def table_of(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """The verdict table; columns that hold nothing in any row are left out, and the host when there is only one."""
-    share = f"{comparison.question.confidence * 100:g} %"
+    confidence_text = f"{comparison.question.confidence * 100:g} %"
     columns = (
-        "host", "workload", "variant", "launches", "runs", "mean", f"{share} interval",
-        "against baseline", f"{share} interval of it", "verdict", "needs", "accept length",
+        "host", "workload", "variant", "launches", "runs", "mean", f"{confidence_text} interval",
+        "against baseline", f"{confidence_text} interval of it", "verdict", "needs", "accept length",
     )  # fmt: skip
     rows = tuple(_cells(row) for row in comparison.rows)
     if len({row.host for row in comparison.rows}) < 2:
@@ -133,7 +133,7 @@ def table_of(comparison: Comparison) -> Table:
     return Table(columns, rows, numbers).without_empty("host", "workload", columns[6], columns[8], "needs", "accept length")
 
 
-def heading_of(comparison: Comparison) -> str:
+def comparison_heading(comparison: Comparison) -> str:
     """One line: job, engine with its time scale, baseline, confidence and margin."""
     engine = f"simulated ×{comparison.time_scale:g}" if comparison.engine == SIMULATED else comparison.engine
     named = [f"job {comparison.job}" if comparison.job else "", engine, f"baseline {comparison.baseline}"]
@@ -141,7 +141,7 @@ def heading_of(comparison: Comparison) -> str:
     return " · ".join(part for part in named if part)
 
 
-def remarks_of(comparison: Comparison) -> list[str]:
+def comparison_remarks(comparison: Comparison) -> list[str]:
     """What the table cannot hold: notes, why a row is INCONCLUSIVE, and each gate with its count."""
     reasons: dict[str, dict[str, int]] = {}
     several = {(_place(row), _reason(row)) for row in comparison.rows}
@@ -151,13 +151,13 @@ def remarks_of(comparison: Comparison) -> list[str]:
         place = _place(row)
         if row.verdict == Verdict.INCONCLUSIVE or (row.mean is None and row.reason):
             differs = len([reason for at, reason in several if at == place]) > 1  # the metrics of one place have reasons of their own
-            reasons.setdefault(_reason(row), {})[f"{place}, {words_of(row.metric)[0]}" if differs else place] = 0
+            reasons.setdefault(_reason(row), {})[f"{place}, {metric_words(row.metric)[0]}" if differs else place] = 0
         for gate in row.gates:
             message = messages.setdefault(gate.code, f"gate {gate.code}: {gate.message}")
             gates.setdefault(message, {})[place] = gate.count  # once: a row's metrics share its runs
     everywhere = len({_place(row) for row in comparison.rows})
-    told = [f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()]
-    return [*comparison.notes, *told]
+    grouped_lines = [f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()]
+    return [*comparison.notes, *grouped_lines]
 
 
 def _place(row: Row) -> str:
@@ -165,10 +165,10 @@ def _place(row: Row) -> str:
 
 
 def _reason(row: Row) -> str:
-    return f"{row.verdict or 'baseline'}: {_why(row)}"
+    return f"{row.verdict or 'baseline'}: {_reason_and_needs(row)}"
 
 
-def _why(row: Row) -> str:
+def _reason_and_needs(row: Row) -> str:
     needs = _needs_text(row.needs)
     message = row.needs.message if row.needs else ""
     return "; ".join(part for part in (row.reason, message, f"needs {needs}" if needs and needs not in message else "") if part)
@@ -183,10 +183,10 @@ def _places(places: dict[str, int], everywhere: int) -> str:
     return ", ".join(f"{place} ×{count}" if count else place for place, count in places.items())
 
 
-def sections_of(comparison: Comparison) -> list[tuple[str, Table]]:
+def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
     """The verdict table cut by host, workload and metric, each with its heading; what a row needs is left to the remarks."""
-    share = f"{comparison.question.confidence * 100:g} %"
-    columns = ("variant", "n", "mean", f"{share} interval", "against baseline", f"{share} of it", "verdict", "accept")
+    confidence_text = f"{comparison.question.confidence * 100:g} %"
+    columns = ("variant", "n", "mean", f"{confidence_text} interval", "against baseline", f"{confidence_text} of it", "verdict", "accept")
     grouped: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
     for row in comparison.rows:
         cells = _cells(row)
@@ -194,10 +194,10 @@ def sections_of(comparison: Comparison) -> list[tuple[str, Table]]:
         grouped.setdefault((row.host, row.workload, row.metric), []).append(kept)
     numbers = frozenset({"n", "mean", columns[3], "against baseline", columns[5], "accept"})
     tables = {key: Table(columns, tuple(rows), numbers).without_empty(columns[3], columns[5], "accept") for key, rows in grouped.items()}
-    return [(" · ".join(part for part in (*key[:2], words_of(key[2])[0]) if part), table) for key, table in tables.items()]
+    return [(" · ".join(part for part in (*key[:2], metric_words(key[2])[0]) if part), table) for key, table in tables.items()]
 
 
-def narrow_of(comparison: Comparison) -> list[str]:
+def comparison_narrow_lines(comparison: Comparison) -> list[str]:
     """The same in short lines for a narrow terminal: a variant and workload, then two lines for each metric."""
     grouped: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -215,7 +215,7 @@ def _narrow_row(row: Row) -> list[str]:
     return [first, f"    {judged}", *([f"    needs {needs}"] if needs else [])]
 
 
-def json_of(comparison: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """The `compare` contract of docs/json.md."""
     return {
         "version": JSON_VERSION,
@@ -267,7 +267,7 @@ def _end(value: float) -> float | None:
     return None if math.isinf(value) else value
 
 
-def csv_of(comparison: Comparison) -> str:
+def comparison_csv(comparison: Comparison) -> str:
     """One row per row, numbers unrounded in base units; engine and time scale on every line, so that no line travels without them."""
     ends = ("interval", "ratio_interval")
     columns = (
@@ -288,7 +288,7 @@ def csv_of(comparison: Comparison) -> str:
     return as_csv(Table(columns, tuple(rows)))
 
 
-def markdown_of(comparison: Comparison) -> str:
+def comparison_markdown(comparison: Comparison) -> str:
     """Heading, pipe table and remarks, to paste into a pull request."""
-    remarks = "".join(f"- {line}\n" for line in remarks_of(comparison))
-    return f"**{heading_of(comparison)}**\n\n{as_markdown(table_of(comparison))}" + (f"\n{remarks}" if remarks else "")
+    remarks = "".join(f"- {line}\n" for line in comparison_remarks(comparison))
+    return f"**{comparison_heading(comparison)}**\n\n{as_markdown(comparison_table(comparison))}" + (f"\n{remarks}" if remarks else "")

@@ -8,51 +8,51 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet_knowledge.failure_classes import FAILURES
-from fleet_knowledge.host import recognise as recognise_host
+from fleet_knowledge.host import recognise_host_text as recognise_host
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import UNKNOWN, Diagnosis
-from fleet_knowledge.sglang_metrics import recognise as recognise_figures
+from fleet_knowledge.sglang_metrics import recognise_metrics_text as recognise_figures
 
 SERVER_LOG, NCCL_LOG, TEXT = "server_log", "nccl_log", "text"
 _LOGS = (SERVER_LOG, NCCL_LOG, TEXT)
 _WIDTH = 100
-_FAR = 99
-_GOOD = ("ok", "host")
+_NO_FAILURE_DISTANCE = 99
+_OK_STATES = ("ok", "host")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FileDiagnosis:
     """What one file came to: `facts` is its part of the JSON, `distance` how near to a root its failure is (0 is nearest)."""
 
     file: str
     kind: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    distance: int = _FAR
+    distance: int = _NO_FAILURE_DISTANCE
 
     @property
     def failed(self) -> bool:
         """Whether it shows something that must be acted on."""
         state = self.facts.get("state")
-        of_bench = self.kind.startswith("bench") and state not in (None, *_GOOD)
+        of_bench = self.kind.startswith("bench") and state not in (None, *_OK_STATES)
         return bool(self.facts.get("failure_class")) or state == "failed" or of_bench
 
 
-def told_of(file: str, diagnosis: Diagnosis, text: str) -> Told:
+def diagnose_file(file: str, diagnosis: Diagnosis, text: str) -> FileDiagnosis:
     """The reading of one file; `text` is its content where it is short enough to be something else than a log, else empty."""
     kind = _log_kind(diagnosis)
     is_document = text[:64].lstrip()[:1] in ("{", "[") and not text.lstrip().startswith("[20")
     other = (recognise_host(text) or recognise_figures(text)) if text and (is_document or kind in (TEXT, NCCL_LOG)) else None
     if other is None:
-        return Told(file, kind, diagnosis.to_json(), diagnosis.distance if diagnosis.failure_class else _FAR)
+        return FileDiagnosis(file, kind, diagnosis.to_json(), diagnosis.distance if diagnosis.failure_class else _NO_FAILURE_DISTANCE)
     facts = {**Diagnosis().to_json(), **diagnosis.to_json(), **{key: value for key, value in other.items() if value is not None}}
     named = {"state": other.get("state") or UNKNOWN, "failure_class": other.get("failure_class"), "hint": other.get("hint") or None}
     if named["failure_class"] != diagnosis.failure_class:  # what not to do belongs to the class, as the hint does
         failure = FAILURES.get(str(named["failure_class"]))
         named["avoid"] = failure.avoid if failure else None
     facts |= named | {"cause_line": other.get("cause_line") or (facts["cause_line"] if other.get("failure_class") else None)}
-    return Told(file, str(other["kind"]), facts, 0 if other.get("failure_class") else _FAR)
+    return FileDiagnosis(file, str(other["kind"]), facts, 0 if other.get("failure_class") else _NO_FAILURE_DISTANCE)
 
 
-def parts_of(text: str) -> Mapping[str, str]:
+def embedded_texts(text: str) -> Mapping[str, str]:
     """The texts that a JSON document gathers: a list of texts, or an object of which every value is one. Empty for anything else."""
     if not text.lstrip().startswith(("[", "{")):
         return {}
@@ -66,40 +66,40 @@ def parts_of(text: str) -> Mapping[str, str]:
     return {str(key): value for key, value in pairs}
 
 
-def joined(tellings: Sequence[Told]) -> dict[str, Any]:
+def merge_diagnoses(diagnoses: Sequence[FileDiagnosis]) -> dict[str, Any]:
     """All files as one JSON document: the root of all in front, each file's own facts under `files`."""
-    root = _root(tellings)
+    root = _root_diagnosis(diagnoses)
     front = dict(root.facts)
-    for told in tellings if root.kind in _LOGS else ():
-        front |= _explained(front, told.facts) if told.kind not in _LOGS else {}
-    bus_ids = [bus_id for told in tellings for bus_id in told.facts.get("bus_ids") or ()]
+    for diagnosis in diagnoses if root.kind in _LOGS else ():
+        front |= _facts_from_host(front, diagnosis.facts) if diagnosis.kind not in _LOGS else {}
+    bus_ids = [bus_id for told in diagnoses for bus_id in told.facts.get("bus_ids") or ()]
     front |= {"bus_ids": list(dict.fromkeys(bus_ids))} if bus_ids else {}
     details = dict(front.get("details") or {})
-    for other in tellings:
+    for other in diagnoses:
         if other is not root and front.get("failure_class") and other.facts.get("failure_class") == front["failure_class"]:
-            details |= {key: value for key, value in _own(other).items() if key not in details}
-    unfinished = [other.file for other in tellings if len(tellings) > 1 and other.facts.get("state") == "starting"]
+            details |= {key: value for key, value in _kind_specific_facts(other).items() if key not in details}
+    unfinished = [other.file for other in diagnoses if len(diagnoses) > 1 and other.facts.get("state") == "starting"]
     if unfinished and front.get("failure_class"):
         details["unfinished_files"] = unfinished
     front |= {"details": details, "kind": root.kind, "file": root.file}
-    files = [{"file": told.file, "kind": told.kind, **told.facts} for told in tellings] if len(tellings) > 1 else []
+    files = [{"file": told.file, "kind": told.kind, **told.facts} for told in diagnoses] if len(diagnoses) > 1 else []
     return {**front, "files": files or [{"file": root.file, "kind": root.kind}]}
 
 
-def lines_of(tellings: Sequence[Told]) -> list[str]:
+def diagnosis_lines(diagnoses: Sequence[FileDiagnosis]) -> list[str]:
     """A few lines for a person."""
-    document = joined(tellings)
-    lines = [_headline(document, several=len(tellings) > 1)]
+    document = merge_diagnoses(diagnoses)
+    lines = [_headline(document, several=len(diagnoses) > 1)]
     if document.get("cause_line"):
         lines.append(f"  {document['cause_line']}")
     lines += [f"{name}: {document[key]}" for name, key in (("what to do", "hint"), ("what not to do", "avoid")) if document.get(key)]
-    lines += _launch(document) + _rates(document.get("decode") or {}) + _nccl(document.get("nccl") or {}) + _other(document)
+    lines += _launch_lines(document) + _rate_lines(document.get("decode") or {}) + _nccl_line(document.get("nccl") or {}) + _other_kind_lines(document)
     for warning in document.get("warnings") or ():
         times = f" ({warning['count']} times)" if warning.get("count", 1) > 1 else ""
         lines.append(f"{warning.get('severity', 'warning')} {warning['code']}: {warning['message']}{times}")
         lines += [f"    {warning['hint']}"] if warning.get("hint") and warning.get("severity") != "info" else []
-    if len(tellings) > 1:
-        lines += ["files:", *(f"  {told.file}: {_short(told)}" for told in tellings)]
+    if len(diagnoses) > 1:
+        lines += ["files:", *(f"  {diagnosis.file}: {_file_summary(diagnosis)}" for diagnosis in diagnoses)]
     return lines
 
 
@@ -111,31 +111,31 @@ def _log_kind(diagnosis: Diagnosis) -> str:
     return TEXT
 
 
-def _root(tellings: Sequence[Told]) -> Told:
+def _root_diagnosis(diagnoses: Sequence[FileDiagnosis]) -> FileDiagnosis:
     """The failure nearest to a root, the earliest of equals; without one the file that tells most of a server."""
-    failed = [told for told in tellings if told.failed]
+    failed = [diagnosis for diagnosis in diagnoses if diagnosis.failed]
     if failed:
-        return min(failed, key=lambda told: (told.distance, str(told.facts.get("at") or "~"), tellings.index(told)))
-    return max(tellings, key=lambda told: (told.kind == SERVER_LOG, bool(told.facts.get("decode")), -tellings.index(told)))
+        return min(failed, key=lambda told: (told.distance, str(told.facts.get("at") or "~"), diagnoses.index(told)))
+    return max(diagnoses, key=lambda told: (told.kind == SERVER_LOG, bool(told.facts.get("decode")), -diagnoses.index(told)))
 
 
-def _explained(front: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_from_host(front: Mapping[str, Any], host_facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a file of the host adds to a server's failure: who holds the memory, how the fabric stands, which GPU is gone."""
     failure = front.get("failure_class")
     warned = not failure and any(warning.get("code") == "gpu_busy_leftover" for warning in front.get("warnings") or ())
-    if told.get("kind") == "gpu_processes" and told.get("pids") and (failure == "gpu_busy_leftover" or warned):
-        return {name: told[name] for name in ("pids", "holders", "hint") if name in told}
-    if failure == "fabric_manager_down" and told.get("fabric"):
-        return {name: told[name] for name in ("fabric", "related") if name in told} | {"hint": told.get("hint") or front.get("hint")}
-    if told.get("host_state") == "degraded":
-        return {"host_state": "degraded", "hint": told.get("hint") or front.get("hint")}
+    if host_facts.get("kind") == "gpu_processes" and host_facts.get("pids") and (failure == "gpu_busy_leftover" or warned):
+        return {name: host_facts[name] for name in ("pids", "holders", "hint") if name in host_facts}
+    if failure == "fabric_manager_down" and host_facts.get("fabric"):
+        return {name: host_facts[name] for name in ("fabric", "related") if name in host_facts} | {"hint": host_facts.get("hint") or front.get("hint")}
+    if host_facts.get("host_state") == "degraded":
+        return {"host_state": "degraded", "hint": host_facts.get("hint") or front.get("hint")}
     return {}
 
 
-def _own(told: Told) -> dict[str, Any]:
+def _kind_specific_facts(diagnosis: FileDiagnosis) -> dict[str, Any]:
     """What a file's kind tells beyond the keys that every kind has."""
     common = Diagnosis().to_json()
-    return {key: value for key, value in told.facts.items() if key not in common and key != "kind" and value not in (None, [], {})}
+    return {key: value for key, value in diagnosis.facts.items() if key not in common and key != "kind" and value not in (None, [], {})}
 
 
 def _headline(document: Mapping[str, Any], several: bool) -> str:
@@ -147,7 +147,7 @@ def _headline(document: Mapping[str, Any], several: bool) -> str:
     return f"{where}failed: {document['failure_class']}" + (f" ({', '.join(place)})" if place else "") + retry
 
 
-def _launch(document: Mapping[str, Any]) -> list[str]:
+def _launch_lines(document: Mapping[str, Any]) -> list[str]:
     lines = []
     if phases := document.get("phases_s"):
         total = f", ready after {document['ready_s']:g} s" if document.get("ready_s") is not None else ""
@@ -157,10 +157,10 @@ def _launch(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _rates(decode: Mapping[str, Any]) -> list[str]:
+def _rate_lines(decode: Mapping[str, Any]) -> list[str]:
     if not decode.get("lines") and not decode.get("prefill_lines"):
         return []
-    told = [
+    figures = [
         _figure(decode, "total_gen_throughput", "{:.1f} tok/s"),
         _figure(decode, "running_mean", "{:.1f} requests running"),
         _figure(decode, "accept_len_mean", "accept length {:.2f}"),
@@ -170,23 +170,23 @@ def _rates(decode: Mapping[str, Any]) -> list[str]:
     ranks = f" over {len(decode['dp_ranks'])} DP ranks" if len(decode.get("dp_ranks", ())) > 1 else ""
     dropped = f", {decode['dropped_lines']} left out after idle time" if decode.get("dropped_lines") else ""
     counts = f"({decode['lines']} decode and {decode['prefill_lines']} prefill lines{ranks}{dropped})"
-    return ["decode: " + ", ".join(filter(None, told)) + " " + counts]
+    return ["decode: " + ", ".join(filter(None, figures)) + " " + counts]
 
 
 def _figure(decode: Mapping[str, Any], key: str, form: str) -> str:
     return form.format(decode[key]) if decode.get(key) is not None else ""
 
 
-def _nccl(nccl: Mapping[str, Any]) -> list[str]:
+def _nccl_line(nccl: Mapping[str, Any]) -> list[str]:
     if not nccl:
         return []
     settings = ", ".join(f"{name}={'/'.join(values)}" for name, values in list(nccl.get("settings", {}).items())[:8])
     transport = ", ".join(f"{name} {count}" for name, count in nccl.get("transport", {}).items() if count)
-    told = [f"{nccl.get('library') or 'NCCL'} {nccl.get('version') or ''}".strip(), settings, transport and f"transport {transport}"]
-    return ["nccl: " + "; ".join(part for part in told if part)]
+    parts = [f"{nccl.get('library') or 'NCCL'} {nccl.get('version') or ''}".strip(), settings, transport and f"transport {transport}"]
+    return ["nccl: " + "; ".join(part for part in parts if part)]
 
 
-def _other(document: Mapping[str, Any]) -> list[str]:
+def _other_kind_lines(document: Mapping[str, Any]) -> list[str]:
     """Files that are no logs: the plain values of their kind."""
     if document["kind"] in _LOGS:
         return []
@@ -199,7 +199,7 @@ def _other(document: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {value}" for key, value in plain.items()]
 
 
-def _short(told: Told) -> str:
-    state = told.facts.get("failure_class") or told.facts.get("state") or UNKNOWN
-    phase = told.facts.get("phase")
-    return f"{state}" + (f" in {phase}" if phase else "") + (f" ({told.kind})" if told.kind != SERVER_LOG else "")
+def _file_summary(diagnosis: FileDiagnosis) -> str:
+    state = diagnosis.facts.get("failure_class") or diagnosis.facts.get("state") or UNKNOWN
+    phase = diagnosis.facts.get("phase")
+    return f"{state}" + (f" in {phase}" if phase else "") + (f" ({diagnosis.kind})" if diagnosis.kind != SERVER_LOG else "")

@@ -12,7 +12,7 @@ from fleet_protos.trial_types import Outcome
 _CLASSES_SHOWN = 8
 
 
-def of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...]:
+def first_of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...]:
     """The first trial that failed in each way, at most eight."""
     first: dict[str, TrialStatus] = {}
     for trial in trials:

@@ -14,8 +14,8 @@ JSON_VERSION = 1
 def check_line(check: HostCheck) -> str:
     """`gpu01: 1 error, 2 warnings (0.4 s)`."""
     counts = [(sum(finding.severity == word for finding in check.findings), word) for word in ("error", "warning")]
-    told = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count) or "ok"
-    return f"{check.host}: {told if check.reached else 'not reached'} ({check.took_s:.1f} s)"
+    counts_text = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count) or "ok"
+    return f"{check.host}: {counts_text if check.reached else 'not reached'} ({check.took_s:.1f} s)"
 
 
 def checks_table(checks: Sequence[HostCheck]) -> Table:
@@ -30,7 +30,7 @@ def checks_table(checks: Sequence[HostCheck]) -> Table:
     return Table(("host", "severity", "finding", "message"), rows, frozenset()).without_empty("finding", "message")
 
 
-def checks_lines(checks: Sequence[HostCheck]) -> list[str]:
+def check_hint_lines(checks: Sequence[HostCheck]) -> list[str]:
     """What to do about each kind of error and warning, once."""
     hints: dict[str, str] = {}
     for check in checks:

@@ -11,16 +11,16 @@ from fleet_controller.pki.expiry import Expiring, warning
 from fleet_controller.report.table import Table
 
 JSON_VERSION = 1
-_CLOCK_TOLD_S = 1.0  # below it the difference may be the way there and back
+_CLOCK_TOLERANCE_S = 1.0  # below it the difference may be the way there and back
 
 
 def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
     """One row a host; after `now_unix_s` its certificate's end is told 30 days before."""
     rows = tuple(
         (
-            host.host, state_text(host), str(host.gpus), str(host.simulated_gpus), host.active_trial, host.version, host.address,
+            host.host, host_state_text(host), str(host.gpus), str(host.simulated_gpus), host.active_trial, host.version, host.address,
             labels_text(host.labels),
-            "; ".join(part for part in (why(host), certificate_text(host, now_unix_s)) if part),
+            "; ".join(part for part in (unavailable_reason(host), certificate_text(host, now_unix_s)) if part),
         )
         for host in hosts
     )  # fmt: skip
@@ -28,13 +28,13 @@ def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
     return Table(columns, rows, frozenset({"GPUs", "simulated GPUs"})).without_empty("trial", "agent", "labels", "message")
 
 
-def state_text(host: HostStatus) -> str:
+def host_state_text(host: HostStatus) -> str:
     """`connected`, and what keeps trials from it: `drained`, `set aside`, `load only`."""
     also = [word for word, holds in (("drained", host.drained), ("set aside", bool(host.aside)), ("load only", host.load_only)) if holds]
     return ", ".join((host.state, *also))
 
 
-def why(host: HostStatus) -> str:
+def unavailable_reason(host: HostStatus) -> str:
     """Why it is not connected, or why it gets no trials."""
     return "; ".join(part for part in (host.message, host.aside, host.drain_reason) if part)
 
@@ -52,8 +52,8 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 def host_lines(host: HostStatus) -> list[str]:
     """One host in full: a line for each thing that is known."""
-    told = {
-        "state": state_text(host),
+    fields = {
+        "state": host_state_text(host),
         "why": host.message,
         "set aside": f"{host.aside} (since {_when(host.aside_since_unix_ns // 1_000_000_000)})" if host.aside else "",
         "drained": (host.drain_reason or "no reason was given") if host.drained else "",
@@ -67,11 +67,11 @@ def host_lines(host: HostStatus) -> list[str]:
         "certificate": f"expires {_when(host.certificate_expires_unix_s)}" if host.certificate_expires_unix_s else "",
         "cost per hour": f"{host.cost_per_hour:g}" if host.cost_per_hour else "",
     }
-    return [f"host {host.host}", *(f"  {name:<15} {text}" for name, text in told.items() if text)]
+    return [f"host {host.host}", *(f"  {name:<15} {text}" for name, text in fields.items() if text)]
 
 
 def _clock_text(ahead_s: float) -> str:
-    if abs(ahead_s) < _CLOCK_TOLD_S:
+    if abs(ahead_s) < _CLOCK_TOLERANCE_S:
         return ""
     return f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the controller's"
 

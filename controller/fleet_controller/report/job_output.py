@@ -47,8 +47,8 @@ def job_heading(job: JobSummary) -> str:
     """One line about a job."""
     engine = engine_mark(job).strip(" ()") or job.engine
     priority = f" · priority {job.priority}" if job.priority else ""
-    told = f" · {job.trouble}" if job.trouble else ""
-    return f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over · {engine}{priority}{told}"
+    trouble = f" · {job.trouble}" if job.trouble else ""
+    return f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over · {engine}{priority}{trouble}"
 
 
 def trials_table(trials: Sequence[TrialStatus]) -> Table:
@@ -68,13 +68,13 @@ def kept_out_table(runs: Sequence[StoredRun]) -> Table:
     """The runs that are kept and are part of no number, voided or still warm-up: one row a launch, workload and gate."""
     found: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for stored in without_warm_up(runs):
-        for code in _voided_by(stored):
+        for code in _voiding_gates(stored):
             found[stored.trial_id, str(stored.attempt), stored.run.workload, code].append(str(stored.run.index))
     rows = tuple((trial, attempt, workload, ", ".join(indices), code) for (trial, attempt, workload, code), indices in found.items())
     return Table(("trial", "attempt", "workload", "kept out", "by"), rows, frozenset({"attempt"}))
 
 
-def _voided_by(stored: StoredRun) -> list[str]:
+def _voiding_gates(stored: StoredRun) -> list[str]:
     return [gate.code for gate in stored.run.gates if gate.effect >= GateEffect.VOID_RUN]
 
 
@@ -90,7 +90,7 @@ def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, An
         "trouble": detail.job.trouble,
         "trials": [trial_json(trial) for trial in detail.trials],
         "kept_out": [
-            {"trial": run.trial_id, "attempt": run.attempt, "workload": run.run.workload, "run": run.run.index, "gates": _voided_by(run)}
+            {"trial": run.trial_id, "attempt": run.attempt, "workload": run.run.workload, "run": run.run.index, "gates": _voiding_gates(run)}
             for run in without_warm_up(runs)
             if run.run.void
         ],

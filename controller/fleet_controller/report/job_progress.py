@@ -16,7 +16,7 @@ _FIRST_WARM_UP = "an agent's first starts Ray too, some ten seconds"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """What was last seen of a job. `left_s` is wall seconds, 0 = unknown; `last` is the run that finished last."""
 
     job: JobSummary = field(default_factory=JobSummary)
@@ -25,43 +25,43 @@ class Progress:
     last: RunResult | None = None
 
 
-def finished_since(seen: Progress, change: JobChange) -> list[TrialStatus]:
+def finished_since(before: JobProgress, change: JobChange) -> list[TrialStatus]:
     """The trials of `change` that have finished a run which `seen` does not know."""
-    first_look = not seen.job.job_id
-    return [trial for trial in change.trials if trial.runs > _runs_before(seen, trial) and not (first_look and trial.phase == Phase.OVER)]
+    first_look = not before.job.job_id
+    return [trial for trial in change.trials if trial.runs > _runs_before(before, trial) and not (first_look and trial.phase == Phase.OVER)]
 
 
-def advance(seen: Progress, change: JobChange, finished: Mapping[str, RunResult]) -> tuple[Progress, list[str]]:
+def advance_progress(before: JobProgress, change: JobChange, finished: Mapping[str, RunResult]) -> tuple[JobProgress, list[str]]:
     """The new progress, and one line for each phase entered and each run finished. `finished`: trial id → its newest run.
 
     The first look tells only what is going on now: what was over before is not news.
     """
-    trials = dict(seen.trials)
-    is_news = change.job.trouble != seen.job.trouble and not change.job.is_over
+    trials = dict(before.trials)
+    is_news = change.job.trouble != before.job.trouble and not change.job.is_over
     lines = [f"{change.job.job_id}: {change.job.trouble or 'goes on'}"] if is_news else []
     for trial in change.trials:
-        if seen.job.job_id or trial.phase != Phase.OVER:
-            lines += _lines(seen, trial, finished.get(trial.trial_id), change.job)
+        if before.job.job_id or trial.phase != Phase.OVER:
+            lines += _change_lines(before, trial, finished.get(trial.trial_id), change.job)
         trials[trial.trial_id] = trial
-    newest = max(finished.values(), key=lambda run: run.started_unix_ns, default=seen.last)
-    return Progress(change.job, trials, change.left_s, newest), lines
+    newest = max(finished.values(), key=lambda run: run.started_unix_ns, default=before.last)
+    return JobProgress(change.job, trials, change.left_s, newest), lines
 
 
-def _runs_before(seen: Progress, now: TrialStatus) -> int:
+def _runs_before(seen: JobProgress, now: TrialStatus) -> int:
     before = seen.trials.get(now.trial_id)
     return before.runs if before and before.attempt == now.attempt else 0
 
 
-def _lines(seen: Progress, now: TrialStatus, run: RunResult | None, job: JobSummary) -> Iterable[str]:
+def _change_lines(seen: JobProgress, now: TrialStatus, run: RunResult | None, job: JobSummary) -> Iterable[str]:
     before = seen.trials.get(now.trial_id)
     name = f"{now.trial_id} ({now.variant}{f', attempt {now.attempt}' if now.attempt > 1 else ''})"
     if now.runs > _runs_before(seen, now):
         yield f"{name}: run {now.runs} finished{f', {run_text(run, job)}' if run else ''}"
     is_new = before is None or before.attempt != now.attempt
     if now.phase == Phase.OVER and (is_new or before is None or before.phase != Phase.OVER):
-        yield f"{name}: {ending_text(now)}"
+        yield f"{name}: {trial_outcome_text(now)}"
     elif now.phase > Phase.QUEUED and (is_new or before is None or (before.phase, before.progress) != (now.phase, now.progress)):
-        yield f"{name}: {_place(now, seen.trials.values())}"
+        yield f"{name}: {_phase_text(now, seen.trials.values())}"
 
 
 def run_text(run: RunResult, job: JobSummary) -> str:
@@ -71,24 +71,24 @@ def run_text(run: RunResult, job: JobSummary) -> str:
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if run.void:
-        return f"{run.workload}{load} voided by {', '.join(gate.code for gate in run.gates)}{_found_text(run)}"
+        return f"{run.workload}{load} voided by {', '.join(gate.code for gate in run.gates)}{_search_result_text(run)}"
     if load:
         answer = "met" if run.searched.met else "not met"
         goodput = f"goodput {run.metrics.get(GOODPUT_RATIO, 0.0) * 100:.1f} %"
-        return f"{run.workload}{load}: {answer}, {goodput}{engine_mark(job)}{_found_text(run)}"
+        return f"{run.workload}{load}: {answer}, {goodput}{engine_mark(job)}{_search_result_text(run)}"
     warm_up = {0: "", 1: ", the first run was warm-up"}.get(run.warm_up_runs, f", the first {run.warm_up_runs} runs were warm-up")
     return f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}{warm_up}"
 
 
-def _found_text(run: RunResult) -> str:
+def _search_result_text(run: RunResult) -> str:
     """What the search has found, once it has ended."""
-    told = run.searched
-    if not told.ended:
+    searched = run.searched
+    if not searched.ended:
         return ""
-    return f"; highest met {load_text(told.highest_met, told.of)}, lowest not met {load_text(told.lowest_not_met, told.of)}"
+    return f"; highest met {load_text(searched.highest_met, searched.of)}, lowest not met {load_text(searched.lowest_not_met, searched.of)}"
 
 
-def ending_text(trial: TrialStatus) -> str:
+def trial_outcome_text(trial: TrialStatus) -> str:
     """`ok`, `cancelled` or `failed (class): message`."""
     if trial.outcome != Outcome.FAILED:
         return trial.outcome.name.lower()
@@ -96,7 +96,7 @@ def ending_text(trial: TrialStatus) -> str:
     return f"failed ({named})" + (f": {trial.message}" if trial.message else "")
 
 
-def display(progress: Progress, since_s: float = 0.0) -> list[str]:
+def progress_lines(progress: JobProgress, since_s: float = 0.0) -> list[str]:
     """The live display `since_s` after the last change: counts and time left, each trial that runs, the last run's rate."""
     job = progress.job
     if not job.job_id:
@@ -109,7 +109,7 @@ def display(progress: Progress, since_s: float = 0.0) -> list[str]:
     if job.trouble:
         head += f" · {job.trouble}"
     trials = progress.trials.values()
-    running = [_running(trial, trials) for trial in trials if Phase.QUEUED < trial.phase < Phase.OVER]
+    running = [_running_line(trial, trials) for trial in trials if Phase.QUEUED < trial.phase < Phase.OVER]
     return [head, *running, *([f"  last run: {run_text(progress.last, job)}"] if progress.last else [])]
 
 
@@ -118,15 +118,15 @@ def engine_mark(job: JobSummary) -> str:
     return f" (simulated ×{job.time_scale:g})" if job.engine == "simulated" else ""
 
 
-def _running(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
+def _running_line(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
     runs = f", {trial.runs} run{'' if trial.runs == 1 else 's'}" if trial.runs else ""
     attempt = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
-    return f"  {trial.host or '-'}  {_place(trial, trials):<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
+    return f"  {trial.host or '-'}  {_phase_text(trial, trials):<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
 
 
-def _place(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
+def _phase_text(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
     """`measuring`, or `launching: load_weight 61/163`; of a host without a run among these `trials`, what its first warm-up waits for."""
-    told = trial.progress
+    detail = trial.progress
     if trial.phase == Phase.WARMING and not any(other.runs for other in trials if other.host == trial.host):
-        told = told or _FIRST_WARM_UP
-    return trial.phase.name.lower() + (f": {told}" if told else "")
+        detail = detail or _FIRST_WARM_UP
+    return trial.phase.name.lower() + (f": {detail}" if detail else "")

@@ -17,11 +17,11 @@ _SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CRE
 _SECRET_OPTIONS = {"--api-key", "--admin-api-key", "--ssl-keyfile-password"}
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REFERENCE = re.compile(r"secret://([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
-_MARK = "BENCHFLEET_LAUNCH"  # an agent ends servers that carry it: a server started by hand must not
-_OF_THE_LAUNCH = ("--name", "--label", "--cidfile")  # of a container: by these the agent finds and ends it
+_LAUNCH_VARIABLE = "BENCHFLEET_LAUNCH"  # an agent ends servers that carry it: a server started by hand must not
+_AGENT_ONLY_OPTIONS = ("--name", "--label", "--cidfile")  # of a container: by these the agent finds and ends it
 _SECRETS_FILE = 'secrets="${BENCHFLEET_SECRETS:-${XDG_CONFIG_HOME:-${HOME:?}/.config}/benchfleet/secrets}"'
 _SET_IT = "set it first: it looks like a secret and is not printed"
-_END = "END_OF_VARIABLES"
+_HERE_DOCUMENT_END = "END_OF_VARIABLES"
 
 
 def repro_script(events: Sequence[Event], about: str) -> str:
@@ -31,7 +31,7 @@ def repro_script(events: Sequence[Event], about: str) -> str:
     """
     for event in reversed(events):
         if isinstance(event.body, ServerLaunched):
-            return _script(event.body, datetime.fromtimestamp(event.time_unix_ns / 1e9, UTC), about)
+            return _script_text(event.body, datetime.fromtimestamp(event.time_unix_ns / 1e9, UTC), about)
     raise ConfigError(f"{about} launched no server", "an external server is not started by us; a trial that is still queued has none yet")
 
 
@@ -44,8 +44,8 @@ class _Variables:
     hidden: tuple[str, ...]
 
 
-def _script(launched: ServerLaunched, at: datetime, about: str) -> str:
-    variables = _sorted(launched.env)
+def _script_text(launched: ServerLaunched, at: datetime, about: str) -> str:
+    variables = _classify_variables(launched.env)
     return "\n".join([
         "#!/bin/sh",
         f"# Starts by hand the server of {_one_line(about)},",
@@ -54,7 +54,7 @@ def _script(launched: ServerLaunched, at: datetime, about: str) -> str:
         *_secret_notes(variables),
         "set -eu",
         *_settings(launched, variables),
-        *(_contained(launched, variables) if _is_contained(launched.argv) else _on_host(launched, variables)),
+        *(_container_lines(launched, variables) if _runs_in_container(launched.argv) else _host_lines(launched, variables)),
     ]) + "\n"  # fmt: skip
 
 
@@ -62,13 +62,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _sorted(env: Mapping[str, str]) -> _Variables:
+def _classify_variables(env: Mapping[str, str]) -> _Variables:
     """Raises ConfigError for a name that would be more than a name in a script: what agents tell is not believed there."""
     if odd := [name for name in env if not _SHELL_NAME.fullmatch(name)]:
-        told = f"the launch was told with a variable {odd[0][:60]!a}, which is no name: no script is made of that"
-        raise ConfigError(told, "look at the host that told it")
+        message = f"the launch was told with a variable {odd[0][:60]!a}, which is no name: no script is made of that"
+        raise ConfigError(message, "look at the host that told it")
     secrets = {name: found[1] for name, value in sorted(env.items()) if (found := _REFERENCE.fullmatch(value))}
-    left = [name for name in sorted(env) if name != _MARK and name not in secrets]
+    left = [name for name in sorted(env) if name != _LAUNCH_VARIABLE and name not in secrets]
     hidden = tuple(name for name in left if _SECRET.search(name))
     return _Variables({name: env[name] for name in left if name not in hidden}, secrets, hidden)
 
@@ -103,7 +103,7 @@ def _value_of(argv: Sequence[str], option: str) -> str:
     return next((value for word, value in itertools.pairwise(argv) if word == option), "")
 
 
-def _taken_from(variables: _Variables) -> Iterator[tuple[str, str]]:
+def _shell_references(variables: _Variables) -> Iterator[tuple[str, str]]:
     """(variable, expression of the shell) of those whose value the script does not hold."""
     for name, secret in variables.secrets.items():
         yield name, f"${{{secret}:?no line {secret}=… in $secrets}}"
@@ -112,49 +112,49 @@ def _taken_from(variables: _Variables) -> Iterator[tuple[str, str]]:
             yield name, f"${{{name}:?{_SET_IT}}}"
 
 
-def _on_host(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
+def _host_lines(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
     yield "exec env -i \\"
     for name, value in variables.plain.items():
         yield f"  {shlex.quote(f'{name}={value}')} \\"
-    for name, expression in _taken_from(variables):
+    for name, expression in _shell_references(variables):
         yield f'  {name}="{expression}" \\'
-    yield f"  {' '.join(_words(launched.argv))}"
+    yield f"  {' '.join(_quoted_words(launched.argv))}"
 
 
-def _is_contained(argv: Sequence[str]) -> bool:
+def _runs_in_container(argv: Sequence[str]) -> bool:
     return len(argv) > 1 and PurePosixPath(argv[0]).name in ("docker", "podman") and argv[1] == "run" and "--env-file" in argv
 
 
-def _contained(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
+def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
     """The variables go through standard input: neither the command line nor a file on disk holds them. Raises ConfigError."""
     if odd := [name for name, value in variables.plain.items() if "\n" in value]:
         raise ConfigError(f"the variable {odd[0]} has a line end, which no variable of a container has", "look at the host that told it")
-    yield f"exec {' '.join(_words(_by_hand(launched.argv)))} <<{_END}"
+    yield f"exec {' '.join(_quoted_words(_docker_run_by_hand(launched.argv)))} <<{_HERE_DOCUMENT_END}"
     for name, value in variables.plain.items():
-        yield f"{name}={_in_document(value)}"
-    for name, expression in _taken_from(variables):
+        yield f"{name}={_escape_here_document(value)}"
+    for name, expression in _shell_references(variables):
         yield f"{name}={expression}"
-    yield _END
+    yield _HERE_DOCUMENT_END
 
 
-def _by_hand(argv: Sequence[str]) -> list[str]:
+def _docker_run_by_hand(argv: Sequence[str]) -> list[str]:
     """`docker run` without what belongs to the agent's own launch; its variables from standard input."""
     image = argv.index("--env-file")
     kept, skip = [], False
     for index, word in enumerate(argv):
-        drop = skip or (index < image and word in _OF_THE_LAUNCH)
+        drop = skip or (index < image and word in _AGENT_ONLY_OPTIONS)
         skip = not skip and drop
         if not drop:
             kept.append("/dev/stdin" if index == image + 1 else word)
     return kept
 
 
-def _in_document(value: str) -> str:
+def _escape_here_document(value: str) -> str:
     """A value inside a here-document, where `$`, a backslash and a backquote would be read by the shell."""
     return re.sub(r"([\\$`])", r"\\\1", value)
 
 
-def _words(argv: Sequence[str]) -> Iterator[str]:
+def _quoted_words(argv: Sequence[str]) -> Iterator[str]:
     before = ""
     for word in argv:
         option, equals, _ = word.partition("=")

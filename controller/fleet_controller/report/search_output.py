@@ -15,7 +15,7 @@ from fleet_controller.report.table import Table, as_markdown
 from fleet_protos.metric_names import GOODPUT_RATIO, TPOT_P99, TTFT_P99
 
 BY_LAUNCH, BY_LOAD = "the highest load that meets the SLO, by launch", "what the runs of each load said"
-_ENDED = {
+_END_REASONS = {
     "": "goes on", "found": "found", "above": "met at the highest load: open above", "below": "not met at the lowest load: open below",
     "client_limited": "ended by what the client could drive", "unsettled": "not settled", "void_runs": "void runs",
 }  # fmt: skip
@@ -48,7 +48,7 @@ class LoadRuns:
         return mean(values) if values else None
 
 
-def loads_of(runs: Sequence[StoredRun]) -> list[LoadRuns]:
+def group_by_load(runs: Sequence[StoredRun]) -> list[LoadRuns]:
     """By workload, variant and host as they come, the loads ascending."""
     grouped: defaultdict[tuple[str, str, str], defaultdict[float, list[StoredRun]]] = defaultdict(lambda: defaultdict(list))
     for stored in filter(is_searched, runs):
@@ -65,7 +65,7 @@ def limits_table(runs: Sequence[StoredRun]) -> Table:
     rows = tuple(
         (
             limit.trial_id, str(limit.attempt), limit.variant, limit.workload, load_text(limit.met, limit.of),
-            load_text(limit.not_met, limit.of), str(limit.runs), _ENDED.get(limit.ended, limit.ended),
+            load_text(limit.not_met, limit.of), str(limit.runs), _END_REASONS.get(limit.ended, limit.ended),
         )
         for limit in found(runs)
     )  # fmt: skip
@@ -77,12 +77,12 @@ def loads_table(runs: Sequence[StoredRun]) -> Table:
     """One row a load of a variant: how many runs met the SLO, and their means."""
     rows = tuple(
         (
-            load.workload, load.variant, load.host, load_text(load.load, load.of), _answer(load), str(load.met),
+            load.workload, load.variant, load.host, load_text(load.load, load.of), _slo_answer(load), str(load.met),
             str(len(load.valid) - load.met), str(len(load.runs) - len(load.valid)),
             _cell(load.mean(GOODPUT_RATIO), lambda share: f"{share * 100:.1f} %"),
             _cell(load.mean(TTFT_P99), _ms), _cell(load.mean(TPOT_P99), _ms),
         )
-        for load in loads_of(runs)
+        for load in group_by_load(runs)
     )  # fmt: skip
     if len({load[2] for load in rows}) < 2:
         rows = tuple((*row[:2], "", *row[3:]) for row in rows)
@@ -98,7 +98,7 @@ def searches_markdown(runs: Sequence[StoredRun]) -> str:
     return f"\n**{BY_LAUNCH}**\n\n{as_markdown(limits)}\n**{BY_LOAD}**\n\n{as_markdown(loads)}"
 
 
-def _answer(load: LoadRuns) -> str:
+def _slo_answer(load: LoadRuns) -> str:
     """By all launches together: only a load that each of them answers alike is called so."""
     if not load.valid:
         return "–"

@@ -38,7 +38,7 @@ def cell_width(text: str) -> int:
     return sum(0 if unicodedata.combining(mark) else 2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in text)
 
 
-def aligned(table: Table) -> list[str]:
+def aligned_lines(table: Table) -> list[str]:
     """One line a row, columns two blanks apart, as wide as it must be."""
     widths = table.widths()
     lines = []
@@ -51,7 +51,7 @@ def aligned(table: Table) -> list[str]:
     return lines
 
 
-def upright(table: Table) -> list[str]:
+def stacked_lines(table: Table) -> list[str]:
     """One field a line and an empty line between rows: for terminals narrower than the table."""
     label = max(map(cell_width, table.columns))
     blocks = [

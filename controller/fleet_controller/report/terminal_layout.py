@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from fleet_controller.analysis.compare_runs import Comparison
 from fleet_controller.report.comparison_output import (
-    heading_of,
-    narrow_of,
-    remarks_of,
-    sections_of,
-    table_of,
+    comparison_heading,
+    comparison_narrow_lines,
+    comparison_remarks,
+    comparison_sections,
+    comparison_table,
 )
-from fleet_controller.report.table import Table, aligned, upright
-from fleet_protos.escape import plain_line
+from fleet_controller.report.table import Table, aligned_lines, stacked_lines
+from fleet_protos.escape import escape_to_one_line
 
 STYLES = {
     "FASTER": "bold green", "SLOWER": "bold red", "EQUIVALENT": "cyan", "INCONCLUSIVE": "yellow",
@@ -28,34 +28,34 @@ def table_text(table: Table, width: int | None, colour: bool) -> str:
     """The table for a terminal of `width` cells, or for a pipe (None). Ends with a newline."""
     if not table.rows:
         return ""
-    table = replace(table, rows=tuple(tuple(map(plain_line, row)) for row in table.rows))
+    table = replace(table, rows=tuple(tuple(map(escape_to_one_line, row)) for row in table.rows))
     if width is None:
-        return _joined(aligned(table))
-    return _rich(table, colour) if table.fits(width, _RICH_GAP) else _joined(upright(table))
+        return _join_lines(aligned_lines(table))
+    return _rich_table_text(table, colour) if table.fits(width, _RICH_GAP) else _join_lines(stacked_lines(table))
 
 
 def comparison_text(comparison: Comparison, width: int | None, colour: bool) -> str:
     """Heading, verdicts and remarks: one table, else one for each workload and metric, else short lines."""
-    remarks = remarks_of(comparison)
-    body = _verdicts(comparison, width, colour) if comparison.rows else ""
-    return "\n".join(part for part in (_joined([heading_of(comparison)]), body, _joined(remarks) if remarks else "") if part)
+    remarks = comparison_remarks(comparison)
+    body = _verdicts_text(comparison, width, colour) if comparison.rows else ""
+    return "\n".join(part for part in (_join_lines([comparison_heading(comparison)]), body, _join_lines(remarks) if remarks else "") if part)
 
 
-def _verdicts(comparison: Comparison, width: int | None, colour: bool) -> str:
-    whole = table_of(comparison)
-    if width is None or whole.fits(width, _RICH_GAP):
-        return table_text(whole, width, colour)
-    sections = sections_of(comparison)
+def _verdicts_text(comparison: Comparison, width: int | None, colour: bool) -> str:
+    full_table = comparison_table(comparison)
+    if width is None or full_table.fits(width, _RICH_GAP):
+        return table_text(full_table, width, colour)
+    sections = comparison_sections(comparison)
     if all(part.fits(width, _RICH_GAP) for _, part in sections):
         return "\n".join(f"{name}\n{table_text(part, width, colour)}" for name, part in sections)
-    return _joined(narrow_of(comparison))
+    return _join_lines(comparison_narrow_lines(comparison))
 
 
-def _joined(lines: list[str]) -> str:
+def _join_lines(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _rich(table: Table, colour: bool) -> str:
+def _rich_table_text(table: Table, colour: bool) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable

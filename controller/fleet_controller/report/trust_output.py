@@ -10,15 +10,15 @@ from fleet_controller.pki.authority import Authority
 from fleet_controller.pki.expiry import Expiring, warning
 from fleet_controller.report.table import Table
 from fleet_protos.errors import ConfigError
-from fleet_transport.certificate import certificates
+from fleet_transport.certificate import parse_certificates
 from fleet_transport.revocation_list import Revocation
-from fleet_transport.tls_errors import day
+from fleet_transport.tls_errors import format_day
 
 JSON_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustStatus:
     """A trust folder as it is now. `waiting`: hosts to be deployed before the authority is replaced."""
 
     folder: Path
@@ -29,27 +29,27 @@ class Trust:
     is_being_replaced: bool = False
 
 
-def trust_of(folder: Path, now_unix_s: int) -> Trust:
+def read_trust_status(folder: Path, now_unix_s: int) -> TrustStatus:
     """What there is: of an authority, or of a user's own folder. Raises ConfigError."""
     if (folder / "ca.key").exists() or not (folder / "user.crt").exists():
         authority = Authority.open(folder)
         waiting = authority.waiting() if authority.is_being_replaced else ()
-        return Trust(folder, now_unix_s, authority.expiring(now_unix_s), authority.revoked(), waiting, authority.is_being_replaced)
+        return TrustStatus(folder, now_unix_s, authority.expiring(now_unix_s), authority.revoked(), waiting, authority.is_being_replaced)
     parties = [Expiring("authority", "", known.not_after_unix_s) for known in Authority(folder).trusted()[:1]]
     try:
-        parties += [Expiring(str(own.role), own.name, own.not_after_unix_s) for own in certificates((folder / "user.crt").read_bytes())]
+        parties += [Expiring(str(own.role), own.name, own.not_after_unix_s) for own in parse_certificates((folder / "user.crt").read_bytes())]
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot use {folder / 'user.crt'}: {error}", "`fleetctl trust issue` on the controller's machine") from error
-    return Trust(folder, now_unix_s, tuple(parties))
+    return TrustStatus(folder, now_unix_s, tuple(parties))
 
 
-def trust_table(trust: Trust) -> Table:
+def trust_table(trust: TrustStatus) -> Table:
     """One row a certificate."""
-    rows = tuple((party.role, party.name, day(party.expires_unix_s), _left(party, trust.now_unix_s)) for party in trust.parties)
+    rows = tuple((party.role, party.name, format_day(party.expires_unix_s), _days_left(party, trust.now_unix_s)) for party in trust.parties)
     return Table(("role", "name", "ends (UTC)", "days left"), rows, frozenset({"days left"}))
 
 
-def trust_notes(trust: Trust) -> list[str]:
+def trust_notes(trust: TrustStatus) -> list[str]:
     """What is to be done, and what was revoked."""
     notes = [warning(party, trust.now_unix_s) for party in trust.parties if party.is_near(trust.now_unix_s)]
     if trust.is_being_replaced:
@@ -57,11 +57,11 @@ def trust_notes(trust: Trust) -> list[str]:
         notes.append(f"the authority is being replaced{waiting}; `fleetctl trust rotate --authority` ends it")
     for gone in trust.revoked:
         why = f": {gone.reason}" if gone.reason else ""
-        notes.append(f"revoked on {day(gone.revoked_unix_s)}: {gone.role} {gone.name}{why}")
+        notes.append(f"revoked on {format_day(gone.revoked_unix_s)}: {gone.role} {gone.name}{why}")
     return notes
 
 
-def trust_json(trust: Trust) -> dict[str, Any]:
+def trust_json(trust: TrustStatus) -> dict[str, Any]:
     """The `trust show` contract of docs/json.md."""
     return {
         "version": JSON_VERSION,
@@ -79,5 +79,5 @@ def trust_json(trust: Trust) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _left(party: Expiring, now_unix_s: int) -> str:
+def _days_left(party: Expiring, now_unix_s: int) -> str:
     return str((party.expires_unix_s - now_unix_s) // 86400)

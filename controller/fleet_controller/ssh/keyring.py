@@ -14,7 +14,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from fleet_controller.core.inventory import Ssh
 from fleet_protos.errors import ConfigError
 
-USUAL_FILES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+DEFAULT_KEY_FILES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _TRIES = 3
 
 
@@ -32,28 +32,28 @@ class Keyring:
         Raises ConfigError for a key file that cannot be used.
         """
         offered: set[bytes] = set()
-        held = self._held() if ssh.use_agent else []
+        held = self._ssh_agent_keys() if ssh.use_agent else []
         named = tuple(str(Path(file).expanduser()) for file in ssh.identities)
         for file in named:
             public = _public_half(file)
             of_agent = next((key for key in held if public and key.asbytes() == public), None)
-            key = of_agent or self._read(file, must_exist=True)
+            key = of_agent or self._read_key_file(file, must_exist=True)
             offered.add(key.asbytes())
             yield (f"ssh-agent ({file})" if of_agent else file), key
         for key in held:
             if key.asbytes() not in offered:
                 offered.add(key.asbytes())
                 yield "ssh-agent", key
-        for file in () if named else map(lambda name: str(Path(name).expanduser()), USUAL_FILES):
+        for file in () if named else map(lambda name: str(Path(name).expanduser()), DEFAULT_KEY_FILES):
             if Path(file).is_file() and _public_half(file) not in offered:
-                yield file, self._read(file, must_exist=False)
+                yield file, self._read_key_file(file, must_exist=False)
 
     def close(self) -> None:
         """Hang up on ssh-agent."""
         if self._agent is not None:
             self._agent.close()
 
-    def _held(self) -> list[paramiko.AgentKey]:
+    def _ssh_agent_keys(self) -> list[paramiko.AgentKey]:
         with self._lock:
             try:
                 self._agent = self._agent or paramiko.Agent()
@@ -61,11 +61,11 @@ class Keyring:
                 return []
             return list(self._agent.get_keys())
 
-    def _read(self, file: str, *, must_exist: bool) -> paramiko.PKey:
+    def _read_key_file(self, file: str, *, must_exist: bool) -> paramiko.PKey:
         with self._lock:  # one question at a time, and each once
             if file not in self._files:
                 try:
-                    self._files[file] = _loaded(file)
+                    self._files[file] = _load_key(file)
                 except ConfigError as error:
                     self._files[file] = error.message + "\n" + error.hint
             found = self._files[file]
@@ -79,29 +79,29 @@ def _public_half(file: str) -> bytes:
     """From the .pub file beside it: which key it is, without a passphrase."""
     try:
         words = Path(file + ".pub").read_text(encoding="utf-8").split()
-        return paramiko.PKey.from_type_string(words[0], _decoded(words[1])).asbytes()
+        return paramiko.PKey.from_type_string(words[0], _decode_base64(words[1])).asbytes()
     except (OSError, ValueError, IndexError, paramiko.SSHException):
         return b""
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     import base64
 
     return base64.b64decode(text)
 
 
-def _loaded(file: str) -> paramiko.PKey:
+def _load_key(file: str) -> paramiko.PKey:
     try:
         return paramiko.PKey.from_path(file)
     except (paramiko.PasswordRequiredException, TypeError):
-        return _unlocked(file)
+        return _load_with_passphrase(file)
     except OSError as error:
         raise ConfigError(f"key file {file}: {error.strerror}", "name another by `identity` in the fleet file") from error
     except (paramiko.SSHException, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"key file {file} cannot be used: {error}", "it must be a private key of type Ed25519, ECDSA or RSA") from error
 
 
-def _unlocked(file: str) -> paramiko.PKey:
+def _load_with_passphrase(file: str) -> paramiko.PKey:
     if not sys.stdin.isatty():
         hint = f"hold it in an agent: eval $(ssh-agent) && ssh-add {file}; or run this on a terminal, which asks for it"
         raise ConfigError(f"key file {file} has a passphrase, and there is no terminal to ask for it", hint)

@@ -47,34 +47,34 @@ class KnownHosts:
                     _add(keys, line)
         return cls(keys, frozenset(revoked), tuple(named))
 
-    def kinds(self, ssh: Ssh) -> list[str]:
+    def key_types(self, ssh: Ssh) -> list[str]:
         """Types of the keys known of a host: it is asked for these first."""
-        return list(self.keys.lookup(known_as(ssh)) or ())
+        return list(self.keys.lookup(known_hosts_name(ssh)) or ())
 
     def check(self, ssh: Ssh, key: paramiko.PKey) -> None:
         """Raises HostKeyRefused unless `key` is the one known."""
-        known: Mapping[str, paramiko.PKey] = self.keys.lookup(known_as(ssh)) or {}
+        known: Mapping[str, paramiko.PKey] = self.keys.lookup(known_hosts_name(ssh)) or {}
         shown = f"{key.get_name()} {fingerprint(key)}"
         if key.get_base64() in self.revoked:
-            raise HostKeyRefused(f"{named(ssh)} shows the key {shown}, which is revoked", "do not connect; ask who runs that host")
+            raise HostKeyRefused(f"{display_name(ssh)} shows the key {shown}, which is revoked", "do not connect; ask who runs that host")
         if known.get(key.get_name()) == key:
             return
         if known:
-            raise self._changed(ssh, shown, [f"{kind} {fingerprint(one)}" for kind, one in known.items()])
+            raise self._changed_key_error(ssh, shown, [f"{kind} {fingerprint(one)}" for kind, one in known.items()])
         raise HostKeyRefused(
-            f"{named(ssh)} shows a host key that is not in {self.files[0]}: {shown}",
-            f"compare it on the host's own console: {_console(key)}; when it is the same: {_adding(ssh, key.get_name(), self.files[0])}",
+            f"{display_name(ssh)} shows a host key that is not in {self.files[0]}: {shown}",
+            f"compare it on the host's own console: {_show_fingerprint_command(key)}; when it is the same: {_add_key_command(ssh, key.get_name(), self.files[0])}",
         )
 
-    def _changed(self, ssh: Ssh, shown: str, known: list[str]) -> HostKeyRefused:
-        holder = next((file for file in self.files if _knows(file, known_as(ssh))), self.files[0])
-        removing = shlex.join(["ssh-keygen", "-R", known_as(ssh), "-f", holder])
+    def _changed_key_error(self, ssh: Ssh, shown: str, known: list[str]) -> HostKeyRefused:
+        holder = next((file for file in self.files if _file_has_host(file, known_hosts_name(ssh))), self.files[0])
+        removing = shlex.join(["ssh-keygen", "-R", known_hosts_name(ssh), "-f", holder])
         kind = shown.split()[0]
         return HostKeyRefused(
-            f"{named(ssh)} shows another host key than before: {shown}; {holder} has {', '.join(known)}. "
+            f"{display_name(ssh)} shows another host key than before: {shown}; {holder} has {', '.join(known)}. "
             "Either the host was set up anew, or somebody answers in its place",
-            f"compare on the host's own console: ssh-keygen -lf {_file_of(kind)}; only when it is the new one: {removing}, then "
-            f"{_adding(ssh, kind, holder)}",
+            f"compare on the host's own console: ssh-keygen -lf {_host_key_file(kind)}; only when it is the new one: {removing}, then "
+            f"{_add_key_command(ssh, kind, holder)}",
         )
 
 
@@ -88,18 +88,18 @@ def _add(keys: paramiko.HostKeys, line: str) -> None:
             keys.add(name, entry.key.get_name(), entry.key)
 
 
-def _knows(file: str, name: str) -> bool:
+def _file_has_host(file: str, name: str) -> bool:
     return name in KnownHosts.read([file]).keys
 
 
-def known_as(ssh: Ssh) -> str:
+def known_hosts_name(ssh: Ssh) -> str:
     """The name under which known_hosts has it."""
     if ssh.host_key_alias:
         return ssh.host_key_alias
     return ssh.address if ssh.port == 22 else f"[{ssh.address}]:{ssh.port}"
 
 
-def named(ssh: Ssh) -> str:
+def display_name(ssh: Ssh) -> str:
     """For messages."""
     return ssh.address if ssh.port == 22 else f"{ssh.address} port {ssh.port}"
 
@@ -109,16 +109,16 @@ def fingerprint(key: paramiko.PKey) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
-def _file_of(kind: str) -> str:
+def _host_key_file(kind: str) -> str:
     short = next((name for name in ("ed25519", "ecdsa", "rsa") if name in kind), "ed25519")
     return f"/etc/ssh/ssh_host_{short}_key.pub"
 
 
-def _console(key: paramiko.PKey) -> str:
-    return f"ssh-keygen -lf {_file_of(key.get_name())}"
+def _show_fingerprint_command(key: paramiko.PKey) -> str:
+    return f"ssh-keygen -lf {_host_key_file(key.get_name())}"
 
 
-def _adding(ssh: Ssh, kind: str, file: str) -> str:
+def _add_key_command(ssh: Ssh, kind: str, file: str) -> str:
     """The command that adds the key. A host behind others cannot be scanned from here."""
     short = next((name for name in ("ed25519", "ecdsa", "rsa") if name in kind), "ed25519")
     scan = ["ssh-keyscan", *([] if ssh.port == 22 else ["-p", str(ssh.port)]), "-t", short, ssh.address]

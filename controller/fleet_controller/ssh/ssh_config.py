@@ -21,7 +21,7 @@ _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+?)\s*$")
 _NEVER = "Host !*"
 
 
-class _Reader(SSHConfig):
+class _OfflineSshConfig(SSHConfig):
     """Without the tokens that ask a name server (%l, and %C, which holds it)."""
 
     TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012 -- paramiko's own attribute, which it reads and never writes
@@ -41,7 +41,7 @@ class SshConfig:
     ignored: tuple[str, ...] = ()
     _reader: SSHConfig = field(default_factory=SSHConfig, repr=False, compare=False)
 
-    def of(self, host: str) -> Mapping[str, str | list[str]]:
+    def options_for(self, host: str) -> Mapping[str, str | list[str]]:
         """Keyword in small letters → value, for what is typed after `ssh`; the first value found holds, as OpenSSH has it.
 
         Raises ConfigError when this process's user has no name, which the reading of a configuration needs.
@@ -67,7 +67,7 @@ def read_ssh_config(file: Path) -> SshConfig:
         if not file.is_file():
             return SshConfig()
         text = "\n".join(_lines(file, file.parent, ignored, 0))
-        reader = _Reader()
+        reader = _OfflineSshConfig()
         reader.parse(StringIO(text))
     except (OSError, UnicodeDecodeError) as error:
         return SshConfig(str(file), f"it cannot be read: {error}")
@@ -84,7 +84,7 @@ def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator
         keyword, value = (match[1].lower(), match[2]) if match else ("", "")
         if keyword == "include":
             if depth < _DEEPEST_INCLUDE:
-                for included in _included(value, folder):
+                for included in _included_files(value, folder):
                     yield from _lines(included, folder, ignored, depth + 1)
             yield block
         elif keyword == "match" and re.search(r"(^|[\s!])exec\b", value, re.IGNORECASE):
@@ -98,7 +98,7 @@ def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator
             yield line
 
 
-def _included(value: str, folder: Path) -> Iterator[Path]:
+def _included_files(value: str, folder: Path) -> Iterator[Path]:
     for pattern in value.replace('"', "").split():
         path = Path(pattern).expanduser()
         yield from sorted(found for found in (Path("/") if path.is_absolute() else folder).glob(str(path).lstrip("/")) if found.is_file())

@@ -18,18 +18,18 @@ import paramiko
 
 from fleet_controller.core.inventory import Ssh
 from fleet_controller.ssh.keyring import Keyring
-from fleet_controller.ssh.known_hosts import KnownHosts, named
+from fleet_controller.ssh.known_hosts import KnownHosts, display_name
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
 
 KEEPALIVE_S = 15
 WINDOW_BYTES = 32 << 20  # a long way between two hosts must not slow down the copying
 PACKET_BYTES = 32_768
-SILENCE_S = 120.0
+SILENCE_TIMEOUT_S = 120.0
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """What came of a program."""
 
     code: int
@@ -37,7 +37,7 @@ class Ran:
     error: bytes
 
 
-class Connection:
+class SshConnection:
     """An open connection to one machine. Closing it ends what runs in it."""
 
     def __init__(self, ssh: Ssh, transport: paramiko.Transport, stack: ExitStack) -> None:
@@ -46,7 +46,7 @@ class Connection:
         self._stack = stack
 
     @classmethod
-    def open(cls, ssh: Ssh, keyring: Keyring) -> Connection:
+    def open(cls, ssh: Ssh, keyring: Keyring) -> SshConnection:
         """Connect, through the machines that `ssh.jumps` names, in order.
 
         Raises HostUnreachable, HostKeyRefused, and ConfigError when no key is accepted.
@@ -54,34 +54,34 @@ class Connection:
         with ExitStack() as stack:
             transport: paramiko.Transport | None = None
             for hop in (*ssh.jumps, ssh):
-                transport = _connected(hop, _line(hop, transport), keyring)
+                transport = _connect_hop(hop, _open_socket(hop, transport), keyring)
                 stack.callback(transport.close)
             assert transport is not None
             return cls(ssh, transport, stack.pop_all())
 
-    def run(self, argv: Sequence[str], given: bytes = b"", timeout_s: float = 60.0) -> Ran:
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> ProgramResult:
         """Run a program to its end. Raises HostUnreachable when the connection or its time ends before."""
-        with self.pipe(argv, timeout_s) as pipe:
-            pipe.send(given)
+        with self.start(argv, timeout_s) as pipe:
+            pipe.send(stdin)
             pipe.end_input()
-            return pipe.rest()
+            return pipe.read_to_end()
 
-    def pipe(self, argv: Sequence[str], timeout_s: float = SILENCE_S) -> Pipe:
+    def start(self, argv: Sequence[str], timeout_s: float = SILENCE_TIMEOUT_S) -> RemoteProgram:
         """Start a program and talk to it. `timeout_s`: the longest silence."""
         try:
             channel = self._transport.open_session(timeout=self._ssh.connect_timeout_s)
             channel.settimeout(timeout_s)
             channel.exec_command(shlex.join(argv))
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise self._lost(error) from error
-        return Pipe(channel, named(self._ssh))
+            raise self._broken_error(error) from error
+        return RemoteProgram(channel, display_name(self._ssh))
 
-    def reach(self, address: str, port: int) -> paramiko.Channel:
+    def open_channel(self, address: str, port: int) -> paramiko.Channel:
         """A connection from that machine to `address`, as a socket. Raises HostUnreachable."""
         try:
             return self._transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=self._ssh.connect_timeout_s)
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise HostUnreachable(f"{named(self._ssh)}: nothing answers at {address} port {port} there: {error}") from error
+            raise HostUnreachable(f"{display_name(self._ssh)}: nothing answers at {address} port {port} there: {error}") from error
 
     @property
     def is_open(self) -> bool:
@@ -92,17 +92,17 @@ class Connection:
         """Hang up, on every machine on the way."""
         self._stack.close()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> SshConnection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _lost(self, error: Exception) -> HostUnreachable:
-        return HostUnreachable(f"{named(self._ssh)}: the SSH connection broke: {error or type(error).__name__}", "run it again: it goes on")
+    def _broken_error(self, error: Exception) -> HostUnreachable:
+        return HostUnreachable(f"{display_name(self._ssh)}: the SSH connection broke: {error or type(error).__name__}", "run it again: it goes on")
 
 
-class Pipe:
+class RemoteProgram:
     """A program at the other end. What it says to standard error is kept."""
 
     def __init__(self, channel: paramiko.Channel, host: str) -> None:
@@ -118,38 +118,38 @@ class Pipe:
         try:
             self._channel.sendall(content)
         except OSError as error:
-            raise self._broken(error) from error
+            raise self._ended_error(error) from error
 
     def end_input(self) -> None:
         """Nothing more will be sent."""
         self._channel.shutdown_write()
 
-    def line(self) -> bytes:
+    def read_line(self) -> bytes:
         """One line of its output. Raises HostUnreachable when it ends instead, or is silent for too long."""
         try:
             line: bytes = self._file.readline()
         except OSError as error:
-            raise self._broken(error) from error
+            raise self._ended_error(error) from error
         if not line.endswith(b"\n"):
-            raise self._broken(None)
+            raise self._ended_error(None)
         return line
 
-    def rest(self) -> Ran:
+    def read_to_end(self) -> ProgramResult:
         """All that it still says, to its end."""
         try:
             out: bytes = self._file.read()
         except OSError as error:
-            raise self._broken(error) from error
+            raise self._ended_error(error) from error
         code = self._channel.recv_exit_status() if self._channel.status_event.wait(5.0) else -1
         self._reader.join(5.0)
-        return Ran(code, out, bytes(self._errors))
+        return ProgramResult(code, out, bytes(self._errors))
 
     def close(self) -> None:
         """End it."""
         self._channel.close()
         self._reader.join(5.0)
 
-    def __enter__(self) -> Pipe:
+    def __enter__(self) -> RemoteProgram:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -162,7 +162,7 @@ class Pipe:
         except OSError:
             return  # it is silent or gone, which the other direction tells
 
-    def _broken(self, error: Exception | None) -> HostUnreachable:
+    def _ended_error(self, error: Exception | None) -> HostUnreachable:
         self._channel.close()
         self._reader.join(1.0)
         said = bytes(self._errors).decode(errors="replace").strip().splitlines()[-3:]
@@ -171,7 +171,7 @@ class Pipe:
         return HostUnreachable(f"{self._host}: {what}{': ' + ' / '.join(said) if said else ''}", "run it again: it goes on where it was")
 
 
-def _line(hop: Ssh, through: paramiko.Transport | None) -> socket.socket | paramiko.Channel:
+def _open_socket(hop: Ssh, through: paramiko.Transport | None) -> socket.socket | paramiko.Channel:
     try:
         if through is not None:
             return through.open_channel("direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=hop.connect_timeout_s)
@@ -182,31 +182,31 @@ def _line(hop: Ssh, through: paramiko.Transport | None) -> socket.socket | param
         what = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
         way = " from the jump host" if through is not None else ""
         hint = "is it up, are address and port right (address, port), does a firewall stand between?"
-        raise HostUnreachable(f"{named(hop)} cannot be reached by SSH{way}: {what}", hint) from error
+        raise HostUnreachable(f"{display_name(hop)} cannot be reached by SSH{way}: {what}", hint) from error
 
 
-def _connected(hop: Ssh, line: socket.socket | paramiko.Channel, keyring: Keyring) -> paramiko.Transport:
+def _connect_hop(hop: Ssh, line: socket.socket | paramiko.Channel, keyring: Keyring) -> paramiko.Transport:
     known = KnownHosts.read(hop.known_hosts)
     transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES)
     try:
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = hop.connect_timeout_s
         options = transport.get_security_options()
         options.ciphers = [cipher for cipher in CIPHERS if cipher in options.ciphers]
-        options.key_types = _known_first(options.key_types, known.kinds(hop))
+        options.key_types = _order_key_types(options.key_types, known.key_types(hop))
         transport.start_client(timeout=hop.connect_timeout_s)
         known.check(hop, transport.get_remote_server_key())
         transport.set_keepalive(KEEPALIVE_S)
         _authenticate(hop, transport, keyring)
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
-        raise HostUnreachable(f"{named(hop)}: SSH failed: {error or 'it hung up'}", "does sshd run there? its log tells more") from error
+        raise HostUnreachable(f"{display_name(hop)}: SSH failed: {error or 'it hung up'}", "does sshd run there? its log tells more") from error
     except FleetError:
         transport.close()
         raise
     return transport
 
 
-def _known_first(offered: Sequence[str], known: Sequence[str]) -> list[str]:
+def _order_key_types(offered: Sequence[str], known: Sequence[str]) -> list[str]:
     """The order of host key types: those that can be checked first, as OpenSSH does."""
     names = {f"rsa-sha2-{bits}" for bits in (256, 512)} if "ssh-rsa" in known else set()
     return sorted(offered, key=lambda kind: kind not in known and kind not in names)
@@ -219,13 +219,13 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
         try:
             if not transport.auth_publickey(hop.user, key):
                 return
-            raise ConfigError(f"{named(hop)} wants more than a key of user {hop.user}", "let that user log in by key alone")
+            raise ConfigError(f"{display_name(hop)} wants more than a key of user {hop.user}", "let that user log in by key alone")
         except paramiko.BadAuthenticationType as error:
-            told = f"{named(hop)} takes no keys, only {', '.join(error.allowed_types)}"
-            raise ConfigError(told, "allow PubkeyAuthentication there; passwords are not supported") from error
+            message = f"{display_name(hop)} takes no keys, only {', '.join(error.allowed_types)}"
+            raise ConfigError(message, "allow PubkeyAuthentication there; passwords are not supported") from error
         except paramiko.AuthenticationException:
             if not transport.is_active():
                 break
     used = f"refused {', '.join(dict.fromkeys(tried))}" if tried else "no key was offered: ssh-agent holds none, and there is no key file"
     hint = f"ssh-copy-id {hop.user}@{hop.address}, or name the right key and user in the fleet file (identity, user)"
-    raise ConfigError(f"{named(hop)} does not let user {hop.user} in: {used}", hint)
+    raise ConfigError(f"{display_name(hop)} does not let user {hop.user} in: {used}", hint)

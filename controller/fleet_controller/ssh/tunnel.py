@@ -17,12 +17,12 @@ import paramiko
 
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.ssh.keyring import Keyring
-from fleet_controller.ssh.ssh_connection import Connection
+from fleet_controller.ssh.ssh_connection import SshConnection
 from fleet_protos.errors import FleetError
 
 log = logging.getLogger(__name__)
 
-AGENT_HERE = "127.0.0.1"  # where the agent of a host behind SSH listens, as that host sees it
+AGENT_LOOPBACK = "127.0.0.1"  # where the agent of a host behind SSH listens, as that host sees it
 _CHUNK_BYTES = 1 << 16
 _LOOK_S = 1.0
 
@@ -30,7 +30,7 @@ _LOOK_S = 1.0
 class Forwarder:
     """One Unix socket and what comes in at it. `connect` gives an open connection to the host, a new one when the last has broken."""
 
-    def __init__(self, path: Path, connect: Callable[[], Connection], port: int) -> None:
+    def __init__(self, path: Path, connect: Callable[[], SshConnection], port: int) -> None:
         self.address = f"unix:{path}"
         self._connect = connect
         self._port = port
@@ -56,11 +56,11 @@ class Forwarder:
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                line, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-            self._start(self._carry, line)
+            self._start(self._forward, client)
 
     def _start(self, work: Callable[..., None], *given: object) -> threading.Thread:
         thread = threading.Thread(target=work, args=given, daemon=True, name="tunnel")
@@ -68,24 +68,24 @@ class Forwarder:
         thread.start()
         return thread
 
-    def _carry(self, line: socket.socket) -> None:
+    def _forward(self, client: socket.socket) -> None:
         """One connection, to its end."""
-        self._open.add(line)
+        self._open.add(client)
         try:
-            channel = self._connect().reach(AGENT_HERE, self._port)
+            channel = self._connect().open_channel(AGENT_LOOPBACK, self._port)
         except FleetError as error:
             log.info("tunnel: %s", error.message)  # who asked hears that there is no answer
         else:
-            back = self._start(_pump_back, channel, line)
-            _pump(line, channel)
+            back = self._start(_copy_to_socket, channel, client)
+            _copy_to_channel(client, channel)
             back.join()
             channel.close()
         finally:
-            self._open.discard(line)
-            line.close()
+            self._open.discard(client)
+            client.close()
 
 
-def _pump(line: socket.socket, channel: paramiko.Channel) -> None:
+def _copy_to_channel(line: socket.socket, channel: paramiko.Channel) -> None:
     with suppress(OSError, EOFError):
         while chunk := line.recv(_CHUNK_BYTES):
             channel.sendall(chunk)
@@ -93,7 +93,7 @@ def _pump(line: socket.socket, channel: paramiko.Channel) -> None:
         channel.close()
 
 
-def _pump_back(channel: paramiko.Channel, line: socket.socket) -> None:
+def _copy_to_socket(channel: paramiko.Channel, line: socket.socket) -> None:
     with suppress(OSError, EOFError):
         while chunk := channel.recv(_CHUNK_BYTES):
             line.sendall(chunk)
@@ -101,24 +101,24 @@ def _pump_back(channel: paramiko.Channel, line: socket.socket) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-class _Tunnel:
+class _HostTunnel:
     """The way to one host: its SSH connection, made again when it has broken, and the socket here."""
 
     def __init__(self, host: FleetHost, keyring: Keyring, folder: Path) -> None:
         self._host = host
         self._keyring = keyring
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self.forwarder = Forwarder(folder / f"{host.name}.sock", self.connection, host.port)
+        self._connection: SshConnection | None = None
+        self.forwarder = Forwarder(folder / f"{host.name}.sock", self.open_connection, host.port)
 
-    def connection(self) -> Connection:
+    def open_connection(self) -> SshConnection:
         """Open, now. Raises FleetError."""
         with self._lock:
             if self._connection is not None and not self._connection.is_open:
                 self._connection.close()
                 self._connection = None
             if self._connection is None:
-                self._connection = Connection.open(self._host.ssh, self._keyring)
+                self._connection = SshConnection.open(self._host.ssh, self._keyring)
             return self._connection
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Tunnels:
 
     def __init__(self) -> None:
         self._keyring = Keyring()
-        self._tunnels: dict[str, _Tunnel] = {}
+        self._tunnels: dict[str, _HostTunnel] = {}
         self._folder: Path | None = None
 
     async def __aenter__(self) -> Tunnels:
@@ -147,11 +147,11 @@ class Tunnels:
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def reach(self, host: FleetHost) -> str:
+    async def open_tunnel(self, host: FleetHost) -> str:
         """`unix:PATH`, whose other end is the agent of `host`; its TLS goes through unopened. Raises FleetError when SSH fails."""
         assert self._folder is not None
         tunnel = self._tunnels.get(host.name)
         if tunnel is None:
-            tunnel = self._tunnels[host.name] = _Tunnel(host, self._keyring, self._folder)
-        await asyncio.to_thread(tunnel.connection)
+            tunnel = self._tunnels[host.name] = _HostTunnel(host, self._keyring, self._folder)
+        await asyncio.to_thread(tunnel.open_connection)
         return tunnel.forwarder.address

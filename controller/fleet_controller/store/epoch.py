@@ -11,23 +11,23 @@ import uuid
 from sqlalchemy import Connection, insert, select, update
 
 from fleet_controller.store import tables as t
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict
 from fleet_protos.protocol_version import PROTOCOL
 
 
-def taken_over(connection: Connection) -> Lease:
+def taken_over(connection: Connection) -> ControllerEpoch:
     """The lease of one more start on this store, from here on the only one that may write."""
     row = connection.execute(select(t.controller).with_for_update()).mappings().first()
     if row is None:
-        lease = Lease(uuid.uuid4().hex, 1, PROTOCOL)
+        lease = ControllerEpoch(uuid.uuid4().hex, 1, PROTOCOL)
         connection.execute(insert(t.controller).values(row=1, controller_id=lease.controller_id, epoch=1))
         return lease
     connection.execute(update(t.controller).values(epoch=row["epoch"] + 1))
-    return Lease(row["controller_id"], row["epoch"] + 1, PROTOCOL)
+    return ControllerEpoch(row["controller_id"], row["epoch"] + 1, PROTOCOL)
 
 
-def check(connection: Connection, lease: Lease) -> None:
+def check(connection: Connection, lease: ControllerEpoch) -> None:
     """Hold the row for the rest of the transaction, where the database can. Raises Conflict when a later start has taken over."""
     epoch = connection.execute(select(t.controller.c.epoch).with_for_update(read=True)).scalar()
     if epoch != lease.epoch:

@@ -33,7 +33,7 @@ from fleet_controller.store.database import connect
 from fleet_controller.store.rows import host_columns, host_of
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
-from fleet_protos.controller_epoch import Lease
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import ConfigError, NotFound, StoreUnusable
 from fleet_protos.trial_types import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
@@ -67,7 +67,7 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.lease = Lease()  # of the controller that works with it; without one nobody is kept out
+        self.lease = ControllerEpoch()  # of the controller that works with it; without one nobody is kept out
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
@@ -78,7 +78,7 @@ class Store:
         """Let go of the database."""
         self.engine.dispose()
 
-    def take_over(self) -> Lease:
+    def take_over(self) -> ControllerEpoch:
         """Begin to work with it: from here on no earlier controller can write to it. Raises Conflict."""
         with _told(), self.engine.begin() as connection:
             self.lease = epoch.taken_over(connection)
@@ -88,7 +88,7 @@ class Store:
     def _writing(self) -> Iterator[Connection]:
         """One transaction. Raises Conflict when the database cannot take it: a full disk, a server that is gone, another controller."""
         with _told(), self.engine.begin() as connection:
-            if self.lease.is_told:
+            if self.lease.names_controller:
                 epoch.check(connection, self.lease)
             yield connection
 

@@ -18,8 +18,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from fleet_controller.yaml.findings import ERROR, Finding
 
-Path = tuple[str | int, ...]
-Place = tuple[int, int]
+KeyPath = tuple[str | int, ...]
+LineColumn = tuple[int, int]
 
 LARGEST_BYTES = 1 << 20
 _MOST_NODES = 50_000
@@ -40,12 +40,12 @@ class Document:
 
     value: Any
     file: str
-    keys: Mapping[Path, Place] = field(default_factory=dict)
-    values: Mapping[Path, Place] = field(default_factory=dict)
+    keys: Mapping[KeyPath, LineColumn] = field(default_factory=dict)
+    values: Mapping[KeyPath, LineColumn] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    broken: frozenset[Path] = frozenset()  # paths that `findings` are about
+    broken: frozenset[KeyPath] = frozenset()  # paths that `findings` are about
 
-    def place(self, path: Path, *, at_key: bool = False) -> Place:
+    def place(self, path: KeyPath, *, at_key: bool = False) -> LineColumn:
         """Where `path` stands: its value when that is on the line of its key, else its key; the nearest parent if it is not there."""
         for length in range(len(path), 0, -1):
             here = path[:length]
@@ -57,7 +57,7 @@ class Document:
         return (1, 1)
 
 
-    def at(self, path: Path, otherwise: Any) -> Any:
+    def value_at(self, path: KeyPath, otherwise: Any) -> Any:
         """The value at `path`."""
         value = self.value
         for part in path:
@@ -68,7 +68,7 @@ class Document:
         return value
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """`workloads.busy.concurrency[1]`."""
     text = ""
     for part in path:
@@ -76,7 +76,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def read_document(text: str, file: str, is_verbatim: Callable[[Path], bool]) -> Document:
+def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) -> Document:
     """Read one YAML document. Where `is_verbatim(path)` says so, a scalar stays the text that was written.
 
     Never raises: what is wrong is in `findings`, and `value` is None when nothing could be read.
@@ -95,7 +95,7 @@ def read_document(text: str, file: str, is_verbatim: Callable[[Path], bool]) -> 
     if node is None:
         empty = Finding("empty_file", ERROR, file, 1, 1, "", "the file is empty", "`fleetctl init` writes one to start from")
         return Document(None, file, findings=(empty,))
-    reader = _Reader(file, is_verbatim)
+    reader = _NodeReader(file, is_verbatim)
     value = reader.read(node, ())
     return Document(value, file, reader.keys, reader.values, tuple(reader.findings), frozenset(reader.broken))
 
@@ -144,24 +144,24 @@ def _syntax_hint(problem: str) -> str:
     return next((hint for words, hint in hints.items() if words in problem), "check this line and the one above it")
 
 
-class _Reader:
+class _NodeReader:
     """Walks the nodes once, keeps places, and collects findings instead of stopping at the first."""
 
-    def __init__(self, file: str, is_verbatim: Callable[[Path], bool]) -> None:
-        self.keys: dict[Path, Place] = {}
-        self.values: dict[Path, Place] = {}
+    def __init__(self, file: str, is_verbatim: Callable[[KeyPath], bool]) -> None:
+        self.keys: dict[KeyPath, LineColumn] = {}
+        self.values: dict[KeyPath, LineColumn] = {}
         self.findings: list[Finding] = []
-        self.broken: set[Path] = set()
+        self.broken: set[KeyPath] = set()
         self._file = file
         self._is_verbatim = is_verbatim
         self._open: list[int] = []
         self._nodes = 0  # read so far, those that merges brought in too
 
-    def read(self, node: Node, path: Path) -> Any:
+    def read(self, node: Node, path: KeyPath) -> Any:
         """The plain value of `node`, which stands at `path`."""
-        self.values[path] = _place(node)
+        self.values[path] = _position_of(node)
         if id(node) in self._open:
-            return self._tell("endless_alias", node, path, "this alias contains itself", "write the value out")
+            return self._report("endless_alias", node, path, "this alias contains itself", "write the value out")
         if not self._has_room(node, path):
             return None
         if isinstance(node, ScalarNode):
@@ -175,26 +175,26 @@ class _Reader:
         self._open.pop()
         return value
 
-    def _has_room(self, node: Node, path: Path) -> bool:
+    def _has_room(self, node: Node, path: KeyPath) -> bool:
         """Count one more value, of the file or of what a `<<` brings in; False, told once, from the first too many or too deep on."""
         self._nodes += 1
         if self._nodes <= _MOST_NODES and len(path) <= _DEEPEST:
             return True
         if self._nodes <= _MOST_NODES + 1:
-            self._tell("too_large", node, path, "the file holds too many values or levels", "look for aliases that multiply")
+            self._report("too_large", node, path, "the file holds too many values or levels", "look for aliases that multiply")
             self._nodes = _MOST_NODES + 2
         return False
 
-    def _tell(self, code: str, node: Node, path: Path, message: str, hint: str = "") -> None:
-        line, column = _place(node)
+    def _report(self, code: str, node: Node, path: KeyPath, message: str, hint: str = "") -> None:
+        line, column = _position_of(node)
         self.broken.add(path)
         self.findings.append(Finding(code, ERROR, self._file, line, column, dotted(path), message, hint))
 
-    def _sequence(self, node: SequenceNode, path: Path) -> tuple[Any, ...]:
+    def _sequence(self, node: SequenceNode, path: KeyPath) -> tuple[Any, ...]:
         self._check_tag(node, path, "seq")
         return tuple(self.read(item, (*path, index)) for index, item in enumerate(node.value))
 
-    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
         self._check_tag(node, path, "map")
         found: dict[str, tuple[ScalarNode, Node]] = {}
         merged: list[tuple[ScalarNode, Node]] = []
@@ -206,25 +206,25 @@ class _Reader:
             if name is None:
                 continue
             if name in found:
-                first = _place(found[name][0])[0]
+                first = _position_of(found[name][0])[0]
                 message, hint = f"`{_short(name)}` is written twice", f"it is already in line {first}: remove one"
-                self._tell("duplicate_key", key, (*path, name), message, hint)
+                self._report("duplicate_key", key, (*path, name), message, hint)
                 continue
             found[name] = (key, value)
         for key, value in merged:
             found.setdefault(key.value, (key, value))
         return {name: self._entry(key, value, (*path, name)) for name, (key, value) in found.items()}
 
-    def _entry(self, key: Node, value: Node, path: Path) -> Any:
-        self.keys[path] = _place(key)
+    def _entry(self, key: Node, value: Node, path: KeyPath) -> Any:
+        self.keys[path] = _position_of(key)
         return self.read(value, path)
 
-    def _merged(self, value: Node, path: Path) -> Iterator[tuple[ScalarNode, Node]]:
+    def _merged(self, value: Node, path: KeyPath) -> Iterator[tuple[ScalarNode, Node]]:
         """Entries that `<<` brings in; earlier mappings of a list win, as the merge rule has it."""
         sources = value.value if isinstance(value, SequenceNode) else [value]
         for source in sources:
             if not isinstance(source, MappingNode) or id(source) in self._open:
-                self._tell("bad_merge", value, path, "`<<` can only take in a mapping, by its alias", "write `<<: *name`")
+                self._report("bad_merge", value, path, "`<<` can only take in a mapping, by its alias", "write `<<: *name`")
                 continue
             if not self._has_room(source, path):
                 return
@@ -236,21 +236,21 @@ class _Reader:
                     yield key, entry
             self._open.pop()
 
-    def _key(self, key: Node, path: Path) -> str | None:
+    def _key(self, key: Node, path: KeyPath) -> str | None:
         text = str(key.value) if isinstance(key, ScalarNode) else ""
         if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
             hint = f'quote it: "{_short(text)}"' if text and not _tag(key).startswith("!") else "every key is a name"
-            self._tell("key_not_text", key, (*path, text), f"the key `{_short(text)}` is not text" if text else "a key is not text", hint)
+            self._report("key_not_text", key, (*path, text), f"the key `{_short(text)}` is not text" if text else "a key is not text", hint)
             return None
         return text if self._is_sound_text(text, key, path) else None
 
-    def _scalar(self, node: ScalarNode, path: Path) -> Any:
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)
         if node.style == ">":
             text = text.replace("\a", "")  # where the library marks that a line was folded
         tag = _tag(node)
         if tag.removeprefix(_STANDARD) not in _SCALARS:
-            return self._tell("yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it")
+            return self._report("yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it")
         if not self._is_sound_text(text, node, path):
             return None
         kind = tag.removeprefix(_STANDARD)
@@ -261,17 +261,17 @@ class _Reader:
         try:
             return _plain_value(kind, text)
         except OverflowError:
-            return self._tell("bad_number", node, path, f"`{_short(text)}` is no number that can be kept exactly", "quote it if it is text")
+            return self._report("bad_number", node, path, f"`{_short(text)}` is no number that can be kept exactly", "quote it if it is text")
 
-    def _is_sound_text(self, text: str, node: Node, path: Path) -> bool:
+    def _is_sound_text(self, text: str, node: Node, path: KeyPath) -> bool:
         if "\0" in text or re.search("[\ud800-\udfff]", text):
-            self._tell("not_text", node, path, "this text holds a NUL or half a character", "remove the escape")
+            self._report("not_text", node, path, "this text holds a NUL or half a character", "remove the escape")
             return False
         return True
 
-    def _check_tag(self, node: Node, path: Path, kind: str) -> None:
+    def _check_tag(self, node: Node, path: KeyPath, kind: str) -> None:
         if _tag(node) != f"{_STANDARD}{kind}":
-            self._tell("yaml_tag", node, path, f"the tag `{_short(_tag(node))}` means nothing here", "remove it")
+            self._report("yaml_tag", node, path, f"the tag `{_short(_tag(node))}` means nothing here", "remove it")
 
 
 def _plain_value(kind: str, text: str) -> Any:
@@ -299,7 +299,7 @@ def _tag(node: Node) -> str:
     return node.tag or ""
 
 
-def _place(node: Node) -> Place:
+def _position_of(node: Node) -> LineColumn:
     return (node.start_mark.line + 1, node.start_mark.column + 1)
 
 

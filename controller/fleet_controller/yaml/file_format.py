@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-Path = tuple[str | int, ...]
-Words = tuple[str, str, str]  # code, message, hint
+KeyPath = tuple[str | int, ...]
+FindingText = tuple[str, str, str]  # code, message, hint
 
 
-def no_words(path: Path) -> Words | None:
+def no_text_for_unknown_key(path: KeyPath) -> FindingText | None:
     """For a kind of file in which no unknown key has a meaning of its own."""
     return None
 
@@ -22,7 +22,7 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FileFormat:
     """One kind of file. `models`: which model describes the mapping at a path, `*` stands for any one name or place in a list.
 
     `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path; `unknown`: of keys that say something;
@@ -30,21 +30,21 @@ class Shape:
     """
 
     noun: str
-    models: Mapping[Path, type[BaseModel]]
+    models: Mapping[KeyPath, type[BaseModel]]
     missing: Mapping[str, str]
     empty: Mapping[str, str] = field(default_factory=dict)
-    names: Mapping[Path, str] = field(default_factory=dict)
-    unknown: Callable[[Path], Words | None] = no_words
+    names: Mapping[KeyPath, str] = field(default_factory=dict)
+    describe_unknown_key: Callable[[KeyPath], FindingText | None] = no_text_for_unknown_key
     common: frozenset[str] = frozenset()
 
-    def model_at(self, path: Path) -> type[BaseModel] | None:
+    def model_at(self, path: KeyPath) -> type[BaseModel] | None:
         """The model of the mapping at `path`."""
         for pattern, model in self.models.items():
             if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
                 return model
         return None
 
-    def home_of(self, key: str) -> str | None:
+    def section_of(self, key: str) -> str | None:
         """Where `key` belongs, `workloads.NAME`; empty for the top of the file, None when it belongs nowhere."""
         if key in self.common:
             return None

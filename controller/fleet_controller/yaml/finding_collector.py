@@ -10,7 +10,7 @@ _MOST, _MOST_ERRORS = 200, 400
 
 
 @dataclass(slots=True)
-class Notes:
+class FindingCollector:
     """Findings about one file in the order they were made, each once; `line` counts from 1, 0 = nowhere in particular."""
 
     file: str

@@ -59,7 +59,7 @@ def _bounded(text: str) -> str:
     return short if len(short) <= LONGEST_TEXT else f"{short[: LONGEST_TEXT - ends - 3]} … {short[-ends:]}"
 
 
-class Rejected(ConfigError):
+class FileRejected(ConfigError):
     """A file has errors; `findings` holds all of them and the warnings beside them, in file order."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
@@ -71,11 +71,11 @@ class Rejected(ConfigError):
         super().__init__(message, first.hint if first else "")
 
 
-class JobRejected(Rejected):
+class JobRejected(FileRejected):
     """The job file has errors."""
 
 
-class FleetRejected(Rejected):
+class FleetRejected(FileRejected):
     """The fleet file has errors."""
 
 

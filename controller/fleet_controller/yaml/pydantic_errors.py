@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fleet_controller.yaml.document import Document, Path, dotted
-from fleet_controller.yaml.file_format import Shape, Words, keys_of
+from fleet_controller.yaml.document import Document, KeyPath, dotted
+from fleet_controller.yaml.file_format import FileFormat, FindingText, keys_of
 from fleet_controller.yaml.findings import ERROR, INFO, Finding
 
-MOST_TOLD = 100
+MOST_REPORTED = 100
 _LONGEST_KEY = 64
-_WANTED = {
+_TYPE_NAMES = {
     "string_type": "text",
     "int_type": "a whole number",
     "float_type": "a number",
@@ -30,34 +30,34 @@ _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last"
 
 
-def findings_of(error: ValidationError, document: Document, shape: Shape) -> Iterator[tuple[Path, Finding | None]]:
+def pydantic_findings(error: ValidationError, document: Document, file_format: FileFormat) -> Iterator[tuple[KeyPath, Finding | None]]:
     """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest.
 
     None for the finding of a fault that only follows from what the document already tells.
     """
     details = error.errors(include_url=False)
     paths = [_path_in_file(detail, document.value) for detail in details]
-    for detail, path in zip(details[:MOST_TOLD], paths, strict=False):
-        told = _follows(detail, path, document) or _is_emptied(detail, path, paths)
-        yield path, None if told else _finding(detail, path, document, shape)
-    if len(details) > MOST_TOLD:
-        left = len(details) - MOST_TOLD
+    for detail, path in zip(details[:MOST_REPORTED], paths, strict=False):
+        is_reported = _follows_from_broken(detail, path, document) or _is_emptied(detail, path, paths)
+        yield path, None if is_reported else _finding(detail, path, document, file_format)
+    if len(details) > MOST_REPORTED:
+        left = len(details) - MOST_REPORTED
         yield (), Finding("more_findings", INFO, document.file, 1, 1, "", f"{left} more faults are not shown", "mend these first")
 
 
-def _follows(detail: ErrorDetails, path: Path, document: Document) -> bool:
+def _follows_from_broken(detail: ErrorDetails, path: KeyPath, document: Document) -> bool:
     emptied = detail["type"] in ("missing", "too_short")
     return any(path[: len(bad)] == bad or (emptied and bad[: len(path)] == path) for bad in document.broken)
 
 
-def _is_emptied(detail: ErrorDetails, path: Path, paths: Sequence[Path]) -> bool:
+def _is_emptied(detail: ErrorDetails, path: KeyPath, paths: Sequence[KeyPath]) -> bool:
     """A list is empty only because what it holds is faulty."""
     return detail["type"] == "too_short" and any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
-def _path_in_file(detail: ErrorDetails, value: Any) -> Path:
+def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
     """pydantic's location without the parts that are its own (union tags, `[key]`)."""
-    path: Path = ()
+    path: KeyPath = ()
     for part in detail["loc"]:
         inside = isinstance(value, dict) and part in value
         inside = inside or (isinstance(value, tuple) and isinstance(part, int) and part < len(value))
@@ -68,35 +68,35 @@ def _path_in_file(detail: ErrorDetails, value: Any) -> Path:
     return path
 
 
-def _finding(detail: ErrorDetails, path: Path, document: Document, shape: Shape) -> Finding:
+def _finding(detail: ErrorDetails, path: KeyPath, document: Document, file_format: FileFormat) -> Finding:
     if detail["loc"][-1] != "[key]":  # a value that a validator has read already is told as it was written
-        detail = detail | {"input": document.at(path, detail["input"])}
-    code, message, hint = _words(detail, path, shape)
+        detail = detail | {"input": document.value_at(path, detail["input"])}
+    code, message, hint = _describe(detail, path, file_format)
     at_key = detail["type"] in ("extra_forbidden", "missing", "too_short") or detail["loc"][-1] == "[key]"
     line, column = document.place(path, at_key=at_key)
     return Finding(code, ERROR, document.file, line, column, dotted(path), message, hint)
 
 
-def _words(detail: ErrorDetails, path: Path, shape: Shape) -> Words:
+def _describe(detail: ErrorDetails, path: KeyPath, file_format: FileFormat) -> FindingText:
     kind, context, name = detail["type"], detail.get("ctx", {}), dotted(path)
     if kind == "extra_forbidden":
-        unknown = f"{_shown(path[-1])} is not a key of {_of(path, shape)}"
-        return shape.unknown(path) or ("unknown_key", unknown, _unknown_key_hint(path, shape))
+        unknown = f"{_shown(path[-1])} is not a key of {_section_name(path, file_format)}"
+        return file_format.describe_unknown_key(path) or ("unknown_key", unknown, _unknown_key_hint(path, file_format))
     if kind == "missing":
-        return "missing_key", f"`{path[-1]}` is missing from {_of(path, shape)}", _missing_hint(path, shape)
+        return "missing_key", f"`{path[-1]}` is missing from {_section_name(path, file_format)}", _missing_hint(path, file_format)
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         near = _nearest(str(detail["input"]), choices)
         message = f"`{name}` is {_shown(detail['input'])}, not {' or '.join(f'`{choice}`' for choice in choices)}"
         return "bad_choice", message, f"did you mean `{near}`?" if near else f"write {context['expected']}".replace("'", "`")
     if kind == "string_pattern_mismatch":
-        return "bad_name", f"{_shown(detail['input'])} cannot be a name", shape.names.get(path, _NAME_HINT)
+        return "bad_name", f"{_shown(detail['input'])} cannot be a name", file_format.names.get(path, _NAME_HINT)
     if kind in ("too_short", "string_too_short"):
-        return "empty", f"`{name}` is empty", _empty_hint(path, shape)
-    return _value_words(detail, name)
+        return "empty", f"`{name}` is empty", _empty_hint(path, file_format)
+    return _describe_value(detail, name)
 
 
-def _value_words(detail: ErrorDetails, name: str) -> Words:
+def _describe_value(detail: ErrorDetails, name: str) -> FindingText:
     kind, context, written = detail["type"], detail.get("ctx", {}), detail["input"]
     if "problem" in context:
         return kind, f"`{name}` is {_shown(written)}, which {context['problem']}", context["hint"]
@@ -105,7 +105,7 @@ def _value_words(detail: ErrorDetails, name: str) -> Words:
             share = isinstance(context[bound], float) and context[bound] in (0.5, 1.0)
             hint = f"write {written} percent as `{written}%`" if share and isinstance(written, int | float) and 1 <= written < 100 else ""
             return "out_of_range", f"`{name}` is {_shown(written)}, it must be {word} {context[bound]:g}", hint
-    wanted = _WANTED.get(kind)
+    wanted = _TYPE_NAMES.get(kind)
     if wanted is None:
         return "wrong_type", f"`{name}`: {detail['msg']}", ""
     return "wrong_type", f"`{name}` is {_shown(written)}, not {wanted}", _type_hint(kind, written)
@@ -121,30 +121,30 @@ def _type_hint(kind: str, written: object) -> str:
     return ""
 
 
-def _of(path: Path, shape: Shape) -> str:
+def _section_name(path: KeyPath, file_format: FileFormat) -> str:
     parent = dotted(path[:-1])
-    return f"`{parent}`" if parent else shape.noun
+    return f"`{parent}`" if parent else file_format.noun
 
 
-def _unknown_key_hint(path: Path, shape: Shape) -> str:
-    model, key = shape.model_at(path[:-1]), str(path[-1])
+def _unknown_key_hint(path: KeyPath, file_format: FileFormat) -> str:
+    model, key = file_format.model_at(path[:-1]), str(path[-1])
     if model is None:
         return "remove it"
     near = _nearest(key.replace("-", "_"), keys_of(model))
     if near:
         return f"did you mean `{near}`?"
-    home = shape.home_of(key)
+    home = file_format.section_of(key)
     if home is not None:
         return f"it belongs in `{home}`" if home else "it belongs at the top of the file"
     return f"known keys: {', '.join(keys_of(model))}"
 
 
-def _missing_hint(path: Path, shape: Shape) -> str:
-    return shape.missing.get(dotted(path)) or shape.missing.get(str(path[-1]), "")
+def _missing_hint(path: KeyPath, file_format: FileFormat) -> str:
+    return file_format.missing.get(dotted(path)) or file_format.missing.get(str(path[-1]), "")
 
 
-def _empty_hint(path: Path, shape: Shape) -> str:
-    return shape.empty.get(dotted(path)) or shape.empty.get(f"{path[0]}.*", "write a value or remove the key")
+def _empty_hint(path: KeyPath, file_format: FileFormat) -> str:
+    return file_format.empty.get(dotted(path)) or file_format.empty.get(f"{path[0]}.*", "write a value or remove the key")
 
 
 def _nearest(word: str, choices: list[str]) -> str:

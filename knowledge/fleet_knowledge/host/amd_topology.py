@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 
-from fleet_knowledge.host.topology_matrix import AFFINITIES, Matrix, Row
+from fleet_knowledge.host.topology_matrix import AFFINITIES, Matrix, MatrixRow
 
 _LINKS = re.compile(r"^[=\s]*(?:Link Type between two GPUs|LINK TYPE TABLE)[=:\s]*$", re.I | re.M)
 _NODE = re.compile(r"GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node\s*:\s*(-?\d+)")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.I)
 
 
-def read_matrix(text: str) -> Matrix | None:
+def read_amd_matrix(text: str) -> Matrix | None:
     """The link types; None when the text has no such section."""
     found = _LINKS.search(text)
     if found is None:
@@ -22,18 +22,18 @@ def read_matrix(text: str) -> Matrix | None:
     lines = [line.split() for line in text[found.end() :].strip().split("\n")]
     names = lines[0]
     labels = {name: f"GPU{place}" if _ADDRESS.fullmatch(name) else name for place, name in enumerate(names)}
-    nodes = numa(text)
-    rows: dict[str, Row] = {}
+    nodes = read_amd_numa(text)
+    rows: dict[str, MatrixRow] = {}
     for words in lines[1:]:
         if not words or words[0] not in labels:
             break
         label = labels[words[0]]
         cells = {labels[name]: "X" if word == "0" else word for name, word in zip(names, words[1:], strict=False)}
         node = nodes.get(label)
-        rows[label] = Row(cells, {AFFINITIES[1]: str(node)} if node is not None else {}, cut=len(words) <= len(names))
+        rows[label] = MatrixRow(cells, {AFFINITIES[1]: str(node)} if node is not None else {}, cut=len(words) <= len(names))
     return Matrix(tuple(labels.values()), rows, tabs=True) if rows else None
 
 
-def numa(text: str) -> dict[str, int | None]:
+def read_amd_numa(text: str) -> dict[str, int | None]:
     """GPU label → NUMA node; -1 means that the kernel does not know."""
     return {f"GPU{gpu}": int(node) if int(node) >= 0 else None for gpu, node in _NODE.findall(text)}

@@ -59,7 +59,7 @@ class Gpu:
         """Total less used; what a driver reserves for itself may be in neither."""
         return None if self.memory_mib is None or self.memory_used_mib is None else self.memory_mib - self.memory_used_mib
 
-    def told(self) -> dict[str, Any]:
+    def known_facts(self) -> dict[str, Any]:
         """What is known, by field name."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
@@ -83,13 +83,13 @@ def gpu_from(facts: Mapping[str, Any]) -> Gpu:
     return Gpu(**{"index": int(facts["index"])} | {name: value for name, value in facts.items() if name in known - {"index"}})
 
 
-def stable(gpus: Iterable[Gpu]) -> dict[str, str]:
+def stable_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
     """What identifies the GPUs, one text a field: one value when all agree, else each GPU's own in the order of indices."""
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return {f"gpu_{name}": text for name in STABLE if (text := _column(ordered, name))} if ordered else {}
 
 
-def volatile(gpus: Iterable[Gpu]) -> dict[str, str]:
+def volatile_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
     """What changes while a host is used, in the same form."""
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return {f"gpu_{name}": text for name in VOLATILE if (text := _column(ordered, name))} if ordered else {}

@@ -15,7 +15,7 @@ from fleet_knowledge.host.gpu import Gpu
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class HostWarning:
     """One thing that costs speed or comparability; `message` names the GPU and what the others have."""
 
     code: str
@@ -58,13 +58,13 @@ _RULES = (
 _LEAST = ("memory_mib", "pcie_width", "pcie_generation_max", "power_limit_w", "sm_clock_max_mhz", "memory_clock_max_mhz", "nvlinks")
 
 
-def unequal(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple[Warn, ...]:
+def find_inequalities(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple[HostWarning, ...]:
     """What sets some GPUs of a host apart from the others, and what all of them lack of their own maximum."""
-    found = [warn for rule in _RULES if under_load or not rule.loaded for warn in _odd_ones(rule, gpus)]
-    return (*found, *_narrow(gpus), *(_slowed(gpus) if under_load else ()))
+    found = [warn for rule in _RULES if under_load or not rule.loaded for warn in _outliers(rule, gpus)]
+    return (*found, *_narrow_pcie(gpus), *(_throttled(gpus) if under_load else ()))
 
 
-def slowest(gpus: Sequence[Gpu]) -> dict[str, int]:
+def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
     """The least of each value over the GPUs: what a server over all of them gets."""
     values = {name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None] for name in _LEAST}
     return {name: min(known) for name, known in values.items() if known}
@@ -75,13 +75,13 @@ def numa_nodes(gpus: Sequence[Gpu]) -> int:
     return len({gpu.numa for gpu in gpus if gpu.numa is not None})
 
 
-def differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+def find_differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     """(name, its value in the first, in the second) of each fact that differs between two fingerprints; empty where one lacks it."""
     names = sorted(set(first) | set(second))
     return tuple((name, first.get(name, ""), second.get(name, "")) for name in names if first.get(name, "") != second.get(name, ""))
 
 
-def hosts_from(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
+def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
     """Host → GPUs, of a mapping that gives each host lists of facts (`numa_affinity`, `pcie_width`, `power_limit_w` …), else empty.
 
     A mapping of such lists alone is the host of no name.
@@ -95,33 +95,33 @@ def hosts_from(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
 def compare_hosts(hosts: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
     """Each host's own warnings and least values, and what differs between the hosts."""
     names = list(hosts)
-    told = {name: {"numa_nodes": numa_nodes(hosts[name]), **_of_host(hosts[name])} for name in names}
+    by_host = {name: {"numa_nodes": numa_nodes(hosts[name]), **_host_summary(hosts[name])} for name in names}
     between = [
         f"{other}: {fact} {theirs or 'unknown'} ({names[0]}: {ours or 'unknown'})"
         for other in names[1:]
-        for fact, ours, theirs in differences(_as_facts(hosts[names[0]]), _as_facts(hosts[other]))
+        for fact, ours, theirs in find_differences(_as_facts(hosts[names[0]]), _as_facts(hosts[other]))
     ]
-    return {"numa_nodes": {name: numa_nodes(hosts[name]) for name in names}, "hosts": told, "differences": between}
+    return {"numa_nodes": {name: numa_nodes(hosts[name]) for name in names}, "hosts": by_host, "differences": between}
 
 
-def _of_host(gpus: Sequence[Gpu]) -> dict[str, Any]:
+def _host_summary(gpus: Sequence[Gpu]) -> dict[str, Any]:
     nodes = [gpu.numa for gpu in gpus if gpu.numa is not None]
     notes = ["NUMA ids are not in the order of the GPUs: bind each rank by its own GPU's node"] if nodes != sorted(nodes) else []
-    return {"gpus": len(gpus), "warnings": [warn.message for warn in unequal(gpus)], "slowest": slowest(gpus), "notes": notes}
+    return {"gpus": len(gpus), "warnings": [warn.message for warn in find_inequalities(gpus)], "slowest": least_values(gpus), "notes": notes}
 
 
 def _as_facts(gpus: Sequence[Gpu]) -> dict[str, str]:
-    facts = {f"least {name}": str(value) for name, value in slowest(gpus).items()}
+    facts = {f"least {name}": str(value) for name, value in least_values(gpus).items()}
     return facts | {"NUMA nodes with GPUs": str(numa_nodes(gpus)), "GPUs": str(len(gpus))}
 
 
-def _odd_ones(rule: _Rule, gpus: Sequence[Gpu]) -> list[Warn]:
+def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
     values = {gpu.index: value for gpu in gpus if (value := getattr(gpu, rule.field)) is not None}
     if len(set(values.values())) < 2:
         return []
     common = _common(list(values.values()))
     return [
-        Warn(rule.code, f"GPU{index} {rule.says.format(_word(value))} (others {rule.other.format(_word(common))})", rule.hint)
+        HostWarning(rule.code, f"GPU{index} {rule.says.format(_word(value))} (others {rule.other.format(_word(common))})", rule.hint)
         for index, value in sorted(values.items())
         if value != common
     ]
@@ -137,7 +137,7 @@ def _word(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _narrow(gpus: Sequence[Gpu]) -> list[Warn]:
+def _narrow_pcie(gpus: Sequence[Gpu]) -> list[HostWarning]:
     """All are alike, and all have less than they could."""
     widths = {(gpu.pcie_width, gpu.pcie_width_max) for gpu in gpus}
     if len(widths) != 1 or not gpus:
@@ -145,12 +145,12 @@ def _narrow(gpus: Sequence[Gpu]) -> list[Warn]:
     now, most = widths.pop()
     if now is None or most is None or now >= most:
         return []
-    return [Warn("pcie_width", f"all GPUs run at PCIe x{now} of x{most}", _RESEAT)]
+    return [HostWarning("pcie_width", f"all GPUs run at PCIe x{now} of x{most}", _RESEAT)]
 
 
-def _slowed(gpus: Sequence[Gpu]) -> list[Warn]:
+def _throttled(gpus: Sequence[Gpu]) -> list[HostWarning]:
     return [
-        Warn("slowed", f"GPU{gpu.index} is slowed by {gpu.slowed_by}", "look at cooling and power; its figures are not those of the model")
+        HostWarning("slowed", f"GPU{gpu.index} is slowed by {gpu.slowed_by}", "look at cooling and power; its figures are not those of the model")
         for gpu in gpus
         if gpu.slowed_by
     ]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_knowledge.host.gpu import Gpu, GpuProcess
-from fleet_knowledge.host.nvidia_smi_gpus import number
+from fleet_knowledge.host.nvidia_smi_gpus import parse_number
 
-FAILURE_CLASS = "gpu_busy_leftover"
+LEFTOVER_FAILURE_CLASS = "gpu_busy_leftover"
 UNEQUAL_ABOVE = 0.10  # of the most: what SGLang's own check allows
 _UNBALANCED = re.compile(r"memory capacity is unbalanced", re.I)
 _TABLE = re.compile(r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+([CGM+]+)\s+(.*?)\s+(\d+)\s*MiB\s*\|", re.M)
@@ -24,7 +24,7 @@ _SERVER = re.compile(r"sglang|vllm|launch_server|ray::|python", re.I)
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuMemoryHolder:
     """A process that holds GPU memory, and whose it is: `ours`, `orphan` (its parent is dead), `foreign`, `unseen`, or `unknown`."""
 
     process: GpuProcess
@@ -48,7 +48,7 @@ class Holder:
         }.get(self.standing, f"{name}{of}")
 
 
-def says_unbalanced(text: str) -> bool:
+def is_unbalanced_message(text: str) -> bool:
     """SGLang's own words for it, as an error or as a warning."""
     return _UNBALANCED.search(text) is not None
 
@@ -67,10 +67,10 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
 
 
 def _process(row: Mapping[str, str]) -> GpuProcess | None:
-    pid, name = number(row.get("pid", "")), row.get("process_name", row.get("name", "")).strip()
+    pid, name = parse_number(row.get("pid", "")), row.get("process_name", row.get("name", "")).strip()
     if pid is None:
         return None
-    used = number(row.get("used_gpu_memory", row.get("used_memory", "")))
+    used = parse_number(row.get("used_gpu_memory", row.get("used_memory", "")))
     return GpuProcess(pid, "" if _unseen(name) else name, used, gpu_uuid=row.get("gpu_uuid"), visible=not _unseen(name))
 
 
@@ -78,16 +78,16 @@ def _unseen(name: str) -> bool:
     return name.strip().lower() in _UNSEEN
 
 
-def standings(processes: Sequence[GpuProcess]) -> tuple[Holder, ...]:
+def classify_holders(processes: Sequence[GpuProcess]) -> tuple[GpuMemoryHolder, ...]:
     """As far as the list alone tells: a server's process there before a launch is that of an earlier run."""
-    return tuple(Holder(process, "unseen" if not process.visible else _by_name(process.name)) for process in processes)
+    return tuple(GpuMemoryHolder(process, "unseen" if not process.visible else _by_name(process.name)) for process in processes)
 
 
 def _by_name(name: str) -> str:
     return "orphan" if "sglang::" in name or "scheduler" in name else "unknown"
 
 
-def hint(holders: Sequence[Holder]) -> str:
+def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
     """Who holds what, and what to do: end what this agent started, tell the rest to their owners."""
     if not holders:
         return (
@@ -103,21 +103,21 @@ def hint(holders: Sequence[Holder]) -> str:
     return f"GPU memory is held by {held}. To do: {steps}; never kill a process that is not yours. Then wait until memory is free."
 
 
-def explain(processes: Sequence[GpuProcess]) -> dict[str, Any]:
+def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
     """The part of a diagnosis that the list of processes gives."""
-    holders = standings(processes)
+    holders = classify_holders(processes)
     return {
-        "failure_class": FAILURE_CLASS,
+        "failure_class": LEFTOVER_FAILURE_CLASS,
         "pids": [holder.process.pid for holder in holders],
         "holders": [
             {"pid": holder.process.pid, "name": holder.process.name, "used_mib": holder.process.used_mib, "standing": holder.standing}
             for holder in holders
         ],
-        "hint": hint(holders),
+        "hint": holders_hint(holders),
     }
 
 
-def unequal_memory(gpus: Sequence[Gpu]) -> str:
+def describe_unequal_memory(gpus: Sequence[Gpu]) -> str:
     """Tells which GPU has less free memory than the most free one, when it is more than SGLang allows; empty when none has."""
     free = {gpu.index: gpu.memory_free_mib for gpu in gpus if gpu.memory_free_mib is not None}
     most = max(free.values(), default=0)

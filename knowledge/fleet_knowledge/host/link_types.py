@@ -17,7 +17,7 @@ _OTHER = ("PCIE",)
 PEER_ACCESS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "U"})  # `nvidia-smi topo -p2p`: yes, not supported and why, unknown
 
 
-def path(cell: str) -> str | None:
+def parse_link_type(cell: str) -> str | None:
     """The path that a cell names; None for `N/A`, a blank, a cut or unknown word."""
     word = cell.strip().upper()
     word = _OLD.get(word, word)
@@ -25,25 +25,25 @@ def path(cell: str) -> str | None:
     return word if known else None
 
 
-def links(word: str | None) -> int:
+def count_nvlinks(word: str | None) -> int:
     """NVLinks of a path: `NV18` has 18; 0 for any other."""
     found = _NVLINKS.fullmatch(word or "")
     return int(found[1]) if found else 0
 
 
-def is_link(word: str | None) -> bool:
+def is_direct_link(word: str | None) -> bool:
     """NVLink or XGMI: the GPUs' own wires."""
-    return links(word) > 0 or word in _LINKS
+    return count_nvlinks(word) > 0 or word in _LINKS
 
 
 def distance(word: str) -> tuple[int, int]:
     """Sorts paths from near to far; more NVLinks are nearer."""
-    if is_link(word):
-        return 0, -links(word)
+    if is_direct_link(word):
+        return 0, -count_nvlinks(word)
     return (1 + _NEAR_TO_FAR.index(word), 0) if word in _NEAR_TO_FAR else (len(_NEAR_TO_FAR), 0)
 
 
-def farthest(words: Iterable[str]) -> str | None:
+def farthest_link(words: Iterable[str]) -> str | None:
     """The worst of them; None of none."""
     return max(words, key=distance, default=None)
 

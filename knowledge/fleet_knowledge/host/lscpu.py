@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet_knowledge.host.topology_matrix import plain
+from fleet_knowledge.host.topology_matrix import strip_decoration
 
 _LINE = re.compile(r"^\s*([^:\uff1a]+?)\s*[:\uff1a]\s*(.*?)\s*$")
 _INTEGER = re.compile(r"\d+")
@@ -62,7 +62,7 @@ class Processors:
 
 def read_lscpu(text: str) -> Processors:
     """From any of the three formats. Never raises."""
-    clean = plain(text)
+    clean = strip_decoration(text)
     if re.search(r"^processor\s*:\s*\d+", clean, re.M):
         return _from_cpuinfo(clean)
     return _from_lines(_pairs_of_json(clean) or _pairs(clean))
@@ -98,9 +98,9 @@ def _from_lines(pairs: Pairs) -> Processors:
         threads, cores, sockets = _by_place(pairs, cpus) or (threads, cores, sockets)
     cpus = cpus or _product(pairs, threads, cores, sockets)
     nodes = _nodes(pairs)
-    told = next((int(value) for label, value in pairs if _is_node_count(label, value)), None)
+    node_count = next((int(value) for label, value in pairs if _is_node_count(label, value)), None)
     with_cpus = sum(bool(cpus) for cpus in nodes.values()) if nodes else None
-    return Processors(_model(pairs), sockets, cores, threads, cpus, told if told is not None else len(nodes) or None, with_cpus)
+    return Processors(_model(pairs), sockets, cores, threads, cpus, node_count if node_count is not None else len(nodes) or None, with_cpus)
 
 
 def _number(pairs: Pairs, name: str) -> int | None:

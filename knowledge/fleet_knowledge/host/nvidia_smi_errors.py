@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_knowledge.failure_classes import FAILURES
-from fleet_knowledge.host.topology_matrix import plain
+from fleet_knowledge.host.topology_matrix import strip_decoration
 
 _BUS = r"[0-9A-Fa-f]{3,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-9A-Fa-f])?"
 _BUS_LOST = (
@@ -24,7 +24,7 @@ _NO_BUS_LOST = re.compile(r"GPU is lost|GPU has fallen off the bus", re.I)
 
 
 @dataclass(frozen=True, slots=True)
-class Symptom:
+class DriverErrorPattern:
     """A text that tells a state of the host. `failure_class` empty: no class of a server's failure, `hint` says it all."""
 
     pattern: re.Pattern[str]
@@ -33,8 +33,8 @@ class Symptom:
     host_state: str = "degraded"
 
 
-def _symptom(pattern: str, failure_class: str, hint: str = "") -> Symptom:
-    return Symptom(re.compile(pattern, re.I), failure_class, hint or FAILURES[failure_class].hint)
+def _error_pattern(pattern: str, failure_class: str, hint: str = "") -> DriverErrorPattern:
+    return DriverErrorPattern(re.compile(pattern, re.I), failure_class, hint or FAILURES[failure_class].hint)
 
 
 _UNPOWERED = "The GPU gets too little power: a power cable is missing or loose, or its supply failed. Switch the host off, and reseat them."
@@ -51,57 +51,57 @@ _CGROUP = (
 )
 _MODULE = "The NVIDIA kernel module is not loaded: install or rebuild it for this kernel (`dkms status`), `modprobe nvidia`, or reboot."
 _UNUSABLE = "The driver runs and sees no usable GPU: `lspci` shows whether the card is there, dmesg why it failed (power, firmware, bus)."
-SYMPTOMS = (
-    _symptom(r"GPU requires reset", "gpu_lost", "The GPU stopped after an error: drain the host, then `nvidia-smi -r -i INDEX` or reboot."),
-    _symptom(r"Driver/library version mismatch", "driver_mismatch", _REBOOT),
-    _symptom(r"couldn't communicate with the NVIDIA driver|Driver Not Loaded|Failed to initialize NVML: .*driver is not running",
+DRIVER_ERROR_PATTERNS = (
+    _error_pattern(r"GPU requires reset", "gpu_lost", "The GPU stopped after an error: drain the host, then `nvidia-smi -r -i INDEX` or reboot."),
+    _error_pattern(r"Driver/library version mismatch", "driver_mismatch", _REBOOT),
+    _error_pattern(r"couldn't communicate with the NVIDIA driver|Driver Not Loaded|Failed to initialize NVML: .*driver is not running",
              "no_gpu", _MODULE),
-    _symptom(r"Failed to initialize NVML: Unknown Error", "no_gpu", _CGROUP),
-    _symptom(r"Failed to initialize NVML: (?:Insufficient Permissions|GPU access blocked)", "no_gpu",
+    _error_pattern(r"Failed to initialize NVML: Unknown Error", "no_gpu", _CGROUP),
+    _error_pattern(r"Failed to initialize NVML: (?:Insufficient Permissions|GPU access blocked)", "no_gpu",
              "The devices may not be opened by this user or system: look at /dev/nvidia* and the container's runtime."),
-    _symptom(r"No devices were found", "no_gpu", _UNUSABLE),
-    _symptom(r"nvidia-smi: (?:command )?not found|NVML Shared Library Not Found|libnvidia-ml\.so.*cannot open", "no_gpu",
+    _error_pattern(r"No devices were found", "no_gpu", _UNUSABLE),
+    _error_pattern(r"nvidia-smi: (?:command )?not found|NVML Shared Library Not Found|libnvidia-ml\.so.*cannot open", "no_gpu",
              "No driver is installed here, or the container was started without its GPUs (--gpus all, the nvidia runtime)."),
-    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:48|63|64|94|95),", "gpu_ecc_error"),
+    _error_pattern(r"NVRM: Xid \(PCI:[^)]*\): (?:48|63|64|94|95),", "gpu_ecc_error"),
     # 144 - 150 are NVLink's from Blackwell on; 45 only says that a program ended after them
-    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:(?:74|14[4-9]|150),(?!.*Nonfatal)|45,.*\bXid (?:74|14[4-9]|150)\b)", "nvlink_error"),
-    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:61|62|69|109|119|120|140|143|154),", "gpu_fault", _KERNEL_FAULT),
-    _symptom(r"NVRM: Xid \(PCI:[^)]*\): (?:8|13|31|43|45),", "gpu_fault", _PROGRAM_FAULT),
-    _symptom(r"NVRM: API mismatch", "driver_mismatch", _REBOOT),
-    _symptom(r"could not select device driver .*gpu|nvidia-container-cli: [\w ]*error", "no_gpu", _TOOLKIT),
+    _error_pattern(r"NVRM: Xid \(PCI:[^)]*\): (?:(?:74|14[4-9]|150),(?!.*Nonfatal)|45,.*\bXid (?:74|14[4-9]|150)\b)", "nvlink_error"),
+    _error_pattern(r"NVRM: Xid \(PCI:[^)]*\): (?:61|62|69|109|119|120|140|143|154),", "gpu_fault", _KERNEL_FAULT),
+    _error_pattern(r"NVRM: Xid \(PCI:[^)]*\): (?:8|13|31|43|45),", "gpu_fault", _PROGRAM_FAULT),
+    _error_pattern(r"NVRM: API mismatch", "driver_mismatch", _REBOOT),
+    _error_pattern(r"could not select device driver .*gpu|nvidia-container-cli: [\w ]*error", "no_gpu", _TOOLKIT),
 )  # fmt: skip
 
 
-def read_state(text: str) -> dict[str, Any] | None:
+def read_driver_error(text: str) -> dict[str, Any] | None:
     """The failure that the text tells: `failure_class, host_state, hint, cause_line`, of lost GPUs `bus_ids`; None when it tells none."""
-    clean = plain(text)
+    clean = strip_decoration(text)
     lost = lost_gpus(clean)
     if lost:
-        return _lost(lost, _line_with(clean, next(iter(lost))))
-    for symptom in SYMPTOMS:
+        return _lost_gpu_state(lost, _line_with(clean, next(iter(lost))))
+    for symptom in DRIVER_ERROR_PATTERNS:
         if found := symptom.pattern.search(clean):
             return _state(symptom.failure_class, symptom.hint, _line_at(clean, found.start()), symptom.host_state)
     if found := _NO_BUS_LOST.search(clean):
-        return _lost({}, _line_at(clean, found.start()))
+        return _lost_gpu_state({}, _line_at(clean, found.start()))
     return None
 
 
 def lost_gpus(text: str) -> dict[str, str]:
     """PCI address, as it was printed → what was said of it; in the order of the text."""
     found = sorted((match.start(), match[1], " ".join(match[2].split())) for pattern in _BUS_LOST for match in pattern.finditer(text))
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for _, bus, reason in found:
-        if not any(bus.startswith(known) or known.startswith(bus) for known in said):
-            said[bus] = reason
-    return said
+        if not any(bus.startswith(known) or known.startswith(bus) for known in reasons):
+            reasons[bus] = reason
+    return reasons
 
 
-def is_state_line(line: str) -> bool:
+def is_driver_error_line(line: str) -> bool:
     """The line alone is a state of a host: for telling a terminal's paste from a server log."""
-    return any(pattern.search(line) for pattern in _BUS_LOST) or any(symptom.pattern.search(line) for symptom in SYMPTOMS)
+    return any(pattern.search(line) for pattern in _BUS_LOST) or any(symptom.pattern.search(line) for symptom in DRIVER_ERROR_PATTERNS)
 
 
-def _lost(lost: Mapping[str, str], line: str) -> dict[str, Any]:
+def _lost_gpu_state(lost: Mapping[str, str], line: str) -> dict[str, Any]:
     reset_only = bool(lost) and all("requires reset" in reason.lower() for reason in lost.values())
     where = f"GPU at {next(iter(lost))} is" if len(lost) == 1 else f"GPUs at {', '.join(lost)} are" if lost else "GPU is"
     failure = FAILURES["gpu_lost"]
@@ -112,9 +112,9 @@ def _lost(lost: Mapping[str, str], line: str) -> dict[str, Any]:
         else f"The {where} gone (Xid 79 in dmesg): the host needs a reboot, often a cold power cycle; take it out of the pool and"
         " start no tensor-parallel job on what seems to be left."
     )
-    told = _state("gpu_lost", hint, line, "degraded") | {"bus_ids": list(lost), "avoid": failure.avoid}
+    state = _state("gpu_lost", hint, line, "degraded") | {"bus_ids": list(lost), "avoid": failure.avoid}
     note = "the other GPUs are unknown: ask for each with `nvidia-smi --id=BUS`, or look into /proc/driver/nvidia/gpus"
-    return told | {"remaining_gpus": None, "notes": [note]}
+    return state | {"remaining_gpus": None, "notes": [note]}
 
 
 def _state(failure_class: str, hint: str, line: str, host_state: str) -> dict[str, Any]:

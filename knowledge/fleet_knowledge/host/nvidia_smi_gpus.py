@@ -23,24 +23,24 @@ _TABLE_BODY = re.compile(r"[^\n]*\n\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+
 _TABLE_DRIVER = re.compile(r"Driver Version: (\S+)")
 
 
-def number(text: str) -> int | None:
+def parse_number(text: str) -> int | None:
     """The figure that a text begins with, its unit dropped; None for `N/A` and the like."""
     found = _NUMBER.match(text.strip())
     return int(float(found[0])) if found else None
 
 
-def switch(text: str) -> bool | None:
+def parse_switch(text: str) -> bool | None:
     """On and off in nvidia-smi's words."""
     return {"enabled": True, "on": True, "disabled": False, "off": False}.get(text.strip().strip("[]").lower())
 
 
-def word(text: str) -> str | None:
+def parse_text(text: str) -> str | None:
     """The text itself; None for one that says there is none."""
     clean = text.strip()
     return None if clean.strip("[]").lower() in _NOTHING else clean
 
 
-def read_list(text: str) -> tuple[Gpu, ...]:
+def read_gpu_list(text: str) -> tuple[Gpu, ...]:
     """`nvidia-smi -L`: index, model and UUID."""
     slices = {found.start() for found in _SLICES.finditer(text)}
     listed = list(_LISTED.finditer(text))
@@ -53,23 +53,23 @@ def read_list(text: str) -> tuple[Gpu, ...]:
 
 Reader = Callable[[str], Any]
 _QUERIED: Mapping[str, tuple[str, Reader]] = {
-    "index": ("index", number), "name": ("name", word), "gpu_name": ("name", word), "uuid": ("uuid", word), "gpu_uuid": ("uuid", word),
-    "pci.bus_id": ("bus_id", word), "gpu_bus_id": ("bus_id", word), "memory.total": ("memory_mib", number),
-    "memory.used": ("memory_used_mib", number), "power.limit": ("power_limit_w", number),
-    "enforced.power.limit": ("power_limit_w", number), "power.draw": ("power_w", number), "ecc.mode.current": ("ecc", switch),
-    "mig.mode.current": ("mig", switch), "persistence_mode": ("persistence", switch), "clocks.max.sm": ("sm_clock_max_mhz", number),
-    "clocks.max.memory": ("memory_clock_max_mhz", number), "clocks.sm": ("sm_clock_mhz", number),
-    "clocks.current.sm": ("sm_clock_mhz", number), "clocks.mem": ("memory_clock_mhz", number),
-    "clocks.current.memory": ("memory_clock_mhz", number), "driver_version": ("driver", word), "vbios_version": ("vbios", word),
-    "pcie.link.width.current": ("pcie_width", number), "pcie.link.width.max": ("pcie_width_max", number),
-    "pcie.link.gen.current": ("pcie_generation", number), "pcie.link.gen.max": ("pcie_generation_max", number),
-    "pcie.link.gen.gpucurrent": ("pcie_generation", number), "temperature.gpu": ("temperature_c", number),
-    "utilization.gpu": ("utilisation_percent", number), "fabric.state": ("fabric", word),
-    "ecc.errors.uncorrected.volatile.total": ("uncorrected_errors", number),
+    "index": ("index", parse_number), "name": ("name", parse_text), "gpu_name": ("name", parse_text), "uuid": ("uuid", parse_text), "gpu_uuid": ("uuid", parse_text),
+    "pci.bus_id": ("bus_id", parse_text), "gpu_bus_id": ("bus_id", parse_text), "memory.total": ("memory_mib", parse_number),
+    "memory.used": ("memory_used_mib", parse_number), "power.limit": ("power_limit_w", parse_number),
+    "enforced.power.limit": ("power_limit_w", parse_number), "power.draw": ("power_w", parse_number), "ecc.mode.current": ("ecc", parse_switch),
+    "mig.mode.current": ("mig", parse_switch), "persistence_mode": ("persistence", parse_switch), "clocks.max.sm": ("sm_clock_max_mhz", parse_number),
+    "clocks.max.memory": ("memory_clock_max_mhz", parse_number), "clocks.sm": ("sm_clock_mhz", parse_number),
+    "clocks.current.sm": ("sm_clock_mhz", parse_number), "clocks.mem": ("memory_clock_mhz", parse_number),
+    "clocks.current.memory": ("memory_clock_mhz", parse_number), "driver_version": ("driver", parse_text), "vbios_version": ("vbios", parse_text),
+    "pcie.link.width.current": ("pcie_width", parse_number), "pcie.link.width.max": ("pcie_width_max", parse_number),
+    "pcie.link.gen.current": ("pcie_generation", parse_number), "pcie.link.gen.max": ("pcie_generation_max", parse_number),
+    "pcie.link.gen.gpucurrent": ("pcie_generation", parse_number), "temperature.gpu": ("temperature_c", parse_number),
+    "utilization.gpu": ("utilisation_percent", parse_number), "fabric.state": ("fabric", parse_text),
+    "ecc.errors.uncorrected.volatile.total": ("uncorrected_errors", parse_number),
 }  # fmt: skip
 
 
-def read_query(text: str) -> tuple[Gpu, ...]:
+def read_gpu_query(text: str) -> tuple[Gpu, ...]:
     """`nvidia-smi --query-gpu=… --format=csv` with its head line; empty when it has none that is known. Units in the head are dropped."""
     lines = [line for line in text.strip().split("\n") if line.strip()]
     names = [re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())]
@@ -88,23 +88,23 @@ def _queried(names: list[str], row: list[str], place: int) -> Gpu:
 
 # Path in `nvidia-smi -q`, from the section of a GPU on.
 _DETAILED: Mapping[tuple[str, ...], tuple[str, Reader]] = {
-    ("Product Name",): ("name", word), ("GPU UUID",): ("uuid", word), ("VBIOS Version",): ("vbios", word),
-    ("Persistence Mode",): ("persistence", switch), ("MIG Mode", "Current"): ("mig", switch), ("Ecc Mode", "Current"): ("ecc", switch),
-    ("ECC Mode", "Current"): ("ecc", switch), ("FB Memory Usage", "Total"): ("memory_mib", number),
-    ("FB Memory Usage", "Used"): ("memory_used_mib", number), ("Max Clocks", "SM"): ("sm_clock_max_mhz", number),
-    ("Max Clocks", "Memory"): ("memory_clock_max_mhz", number), ("Clocks", "SM"): ("sm_clock_mhz", number),
-    ("Clocks", "Memory"): ("memory_clock_mhz", number), ("GPU Power Readings", "Current Power Limit"): ("power_limit_w", number),
-    ("Power Readings", "Power Limit"): ("power_limit_w", number), ("Power Readings", "Enforced Power Limit"): ("power_limit_w", number),
-    ("PCIe Generation", "Max"): ("pcie_generation_max", number), ("PCIe Generation", "Current"): ("pcie_generation", number),
-    ("Link Width", "Max"): ("pcie_width_max", number), ("Link Width", "Current"): ("pcie_width", number),
-    ("Fabric", "State"): ("fabric", word), ("Fabric", "Status"): ("fabric_status", word),
-    ("Temperature", "GPU Current Temp"): ("temperature_c", number), ("GPU NUMA ID",): ("numa", number),
-    ("Utilization", "Gpu"): ("utilisation_percent", number),
+    ("Product Name",): ("name", parse_text), ("GPU UUID",): ("uuid", parse_text), ("VBIOS Version",): ("vbios", parse_text),
+    ("Persistence Mode",): ("persistence", parse_switch), ("MIG Mode", "Current"): ("mig", parse_switch), ("Ecc Mode", "Current"): ("ecc", parse_switch),
+    ("ECC Mode", "Current"): ("ecc", parse_switch), ("FB Memory Usage", "Total"): ("memory_mib", parse_number),
+    ("FB Memory Usage", "Used"): ("memory_used_mib", parse_number), ("Max Clocks", "SM"): ("sm_clock_max_mhz", parse_number),
+    ("Max Clocks", "Memory"): ("memory_clock_max_mhz", parse_number), ("Clocks", "SM"): ("sm_clock_mhz", parse_number),
+    ("Clocks", "Memory"): ("memory_clock_mhz", parse_number), ("GPU Power Readings", "Current Power Limit"): ("power_limit_w", parse_number),
+    ("Power Readings", "Power Limit"): ("power_limit_w", parse_number), ("Power Readings", "Enforced Power Limit"): ("power_limit_w", parse_number),
+    ("PCIe Generation", "Max"): ("pcie_generation_max", parse_number), ("PCIe Generation", "Current"): ("pcie_generation", parse_number),
+    ("Link Width", "Max"): ("pcie_width_max", parse_number), ("Link Width", "Current"): ("pcie_width", parse_number),
+    ("Fabric", "State"): ("fabric", parse_text), ("Fabric", "Status"): ("fabric_status", parse_text),
+    ("Temperature", "GPU Current Temp"): ("temperature_c", parse_number), ("GPU NUMA ID",): ("numa", parse_number),
+    ("Utilization", "Gpu"): ("utilisation_percent", parse_number),
 }  # fmt: skip
 _SECTION = re.compile(r"^GPU ([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s*$", re.M)
 
 
-def read_details(text: str) -> tuple[Gpu, ...]:
+def read_gpu_details(text: str) -> tuple[Gpu, ...]:
     """`nvidia-smi -q`: GPUs in its order, which is that of their indices."""
     driver = re.search(r"^Driver Version\s*:\s*(\S+)", text, re.M)
     heads = list(_SECTION.finditer(text))
@@ -119,7 +119,7 @@ def _detailed(index: int, bus_id: str, section: str, driver: str | None) -> Gpu:
     facts: dict[str, Any] = {"index": index, "bus_id": bus_id, "driver": driver}
     for path, value in _entries(section):
         for known in (path[-1:], path[-2:]):
-            name, read = _DETAILED.get(known, ("", word))
+            name, read = _DETAILED.get(known, ("", parse_text))
             if name and facts.get(name) is None:
                 facts[name] = read(value)
         if _BROKEN.search(value):
@@ -150,7 +150,7 @@ def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
     return entries
 
 
-def read_table(text: str) -> tuple[Gpu, ...]:
+def read_gpu_table(text: str) -> tuple[Gpu, ...]:
     """The plain table of `nvidia-smi`: model, address, memory, power limit; `fault` where a cell says ERR!."""
     driver = _TABLE_DRIVER.search(text)
     found = []
@@ -163,15 +163,15 @@ def read_table(text: str) -> tuple[Gpu, ...]:
                 int(head[1]),
                 bus_id=head[4],
                 name=head[2],
-                persistence=switch(head[3]),
+                persistence=parse_switch(head[3]),
                 driver=driver[1] if driver else None,
-                temperature_c=number(cells[1]),
-                power_w=number(cells[3]),
-                power_limit_w=number(cells[4]),
-                memory_used_mib=number(used),
-                memory_mib=number(total),
-                utilisation_percent=number(cells[6]),
-                uncorrected_errors=number(head[5]),
+                temperature_c=parse_number(cells[1]),
+                power_w=parse_number(cells[3]),
+                power_limit_w=parse_number(cells[4]),
+                memory_used_mib=parse_number(used),
+                memory_mib=parse_number(total),
+                utilisation_percent=parse_number(cells[6]),
+                uncorrected_errors=parse_number(head[5]),
                 fault=_table_fault(*cells, head[3], head[5]),
             )
         )

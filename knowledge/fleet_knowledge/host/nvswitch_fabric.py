@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host.gpu import Gpu
 
-FAILURE_CLASS = "fabric_manager_down"
+FABRIC_FAILURE_CLASS = "fabric_manager_down"
 _SWITCHED = re.compile(r"\b(?:H100 80GB HBM3|H200|H800|H20|B200|B300|GB200|GB300|A100-SXM|A800-SXM|V100-SXM|SXM\d?)\b")
-UNKNOWN = "unknown: look at Fabric State in `nvidia-smi -q`; that nvidia-smi answers says nothing of it"
+FABRIC_UNKNOWN = "unknown: look at Fabric State in `nvidia-smi -q`; that nvidia-smi answers says nothing of it"
 _ALONE = re.compile(r"PCIe|NVL|\bGH200\b")
 _FINE = ("completed", "not supported", "n/a", "none")
 
@@ -24,18 +24,18 @@ def needs_fabric(gpus: Sequence[Gpu]) -> bool:
     return bool(gpus) and all(gpu.name and _SWITCHED.search(gpu.name) and not _ALONE.search(gpu.name) for gpu in gpus)
 
 
-def not_joined(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+def gpus_not_joined(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """GPUs that should have joined a fabric and have not."""
     return tuple(gpu for gpu in gpus if gpu.fabric is not None and gpu.fabric.lower() not in _FINE)
 
 
-def message(gpus: Sequence[Gpu]) -> str:
+def fabric_problem(gpus: Sequence[Gpu]) -> str:
     """What is wrong with the fabric, empty when nothing is known to be."""
-    missing = not_joined(gpus)
-    told = ", ".join(f"GPU{gpu.index} {gpu.fabric}" for gpu in missing)
-    return f"fabric state is not completed: {told}" if missing else ""
+    missing = gpus_not_joined(gpus)
+    states = ", ".join(f"GPU{gpu.index} {gpu.fabric}" for gpu in missing)
+    return f"fabric state is not completed: {states}" if missing else ""
 
 
-def hint() -> str:
+def fabric_hint() -> str:
     """What to do about it."""
-    return f"{FAILURES[FAILURE_CLASS].hint} `systemctl status nvidia-fabricmanager` tells why it does not run."
+    return f"{FAILURES[FABRIC_FAILURE_CLASS].hint} `systemctl status nvidia-fabricmanager` tells why it does not run."

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from fleet_knowledge.host import amd_topology, link_types
-from fleet_knowledge.host.topology_matrix import Matrix, gpu_index, plain, read_matrix
+from fleet_knowledge.host.topology_matrix import Matrix, gpu_index, read_matrix, strip_decoration
 
 _OWN_NODE = re.compile(r"(\d+)(?:,\d+-\d+)?")  # Grace Blackwell: its processor's node, then those of GPU memory, `0,2-17`
 _NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
@@ -80,20 +80,20 @@ class Topology:
 
 def read_topology(text: str) -> Topology:
     """The topology in the text, `gpus` 0 when it holds none. Never raises on any text."""
-    clean = plain(text)
-    found = amd_topology.read_matrix(clean) or read_matrix(clean)
+    clean = strip_decoration(text)
+    found = amd_topology.read_amd_matrix(clean) or read_matrix(clean)
     if found is None:
         return Topology(notes=("no device matrix found",))
     labels = {index: label for label in (*found.columns, *found.rows) if (index := gpu_index(label)) is not None}
-    pairs = {pair: link_types.path(found.cell(labels[pair[0]], labels[pair[1]])) for pair in combinations(sorted(labels), 2)}
-    numa = _numa(found, labels) | amd_topology.numa(clean)
+    pairs = {pair: link_types.parse_link_type(found.cell(labels[pair[0]], labels[pair[1]])) for pair in combinations(sorted(labels), 2)}
+    numa = _numa_nodes(found, labels) | amd_topology.read_amd_numa(clean)
     return Topology(
         gpus=len(labels),
         indices=tuple(sorted(labels)),
         interconnect=_interconnect(pairs, labels),
         nvlink_full_mesh=_full_mesh(pairs),
-        nvlinks_per_pair=min((link_types.links(path) for path in pairs.values() if link_types.links(path)), default=0),
-        worst_path=link_types.farthest(path for path in pairs.values() if path),
+        nvlinks_per_pair=min((link_types.count_nvlinks(path) for path in pairs.values() if link_types.count_nvlinks(path)), default=0),
+        worst_path=link_types.farthest_link(path for path in pairs.values() if path),
         islands=_islands(pairs, sorted(labels)),
         numa=numa,
         cpus=(cpus := _cpus(found, labels)),
@@ -118,27 +118,27 @@ def _interconnect(pairs: Pairs, labels: Labels) -> str:
     known = [path for path in pairs.values() if path]
     if len(known) * 2 < len(pairs):
         return "unknown"
-    linked = [path for path in known if link_types.is_link(path)]
+    linked = [path for path in known if link_types.is_direct_link(path)]
     if not linked:
         return "pcie"
-    return ("nvlink" if link_types.links(linked[0]) else "xgmi") if len(linked) == len(known) else "mixed"
+    return ("nvlink" if link_types.count_nvlinks(linked[0]) else "xgmi") if len(linked) == len(known) else "mixed"
 
 
 def _full_mesh(pairs: Pairs) -> bool | None:
     """None when the text lacks a pair and none of the others answers."""
-    if any(path and not link_types.links(path) for path in pairs.values()) or not pairs:
+    if any(path and not link_types.count_nvlinks(path) for path in pairs.values()) or not pairs:
         return False
     return True if all(pairs.values()) else None
 
 
 def _islands(pairs: Pairs, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     known = {pair: path for pair, path in pairs.items() if path}
-    worst = link_types.farthest(known.values())
-    some_linked = any(link_types.is_link(path) for path in known.values())
+    worst = link_types.farthest_link(known.values())
+    some_linked = any(link_types.is_direct_link(path) for path in known.values())
     alike = len({link_types.distance(path)[0] for path in known.values()}) <= 1
     island = {index: {index} for index in indices}
     for (first, second), path in known.items():
-        near = link_types.is_link(path) if some_linked else path != worst
+        near = link_types.is_direct_link(path) if some_linked else path != worst
         if (near or alike) and island[first] is not island[second]:
             island[first] |= island[second]
             island.update(dict.fromkeys(island[second], island[first]))
@@ -160,7 +160,7 @@ def _cpus(found: Matrix, labels: Labels) -> dict[str, str]:
     return {labels[index]: cpus for index in sorted(labels) if (cpus := _affinity(found, labels[index], "CPU Affinity"))}
 
 
-def _numa(found: Matrix, labels: Labels) -> dict[str, int | None]:
+def _numa_nodes(found: Matrix, labels: Labels) -> dict[str, int | None]:
     """A GPU near several nodes (`0-1`) has none of its own."""
     words = {labels[index]: _affinity(found, labels[index], "NUMA Affinity") for index in sorted(labels)}
     return {label: int(own[1]) if (own := _OWN_NODE.fullmatch(word)) else None for label, word in words.items()}
@@ -180,15 +180,15 @@ def _nics(found: Matrix, text: str) -> dict[str, str]:
 
 def _nearest(found: Matrix, gpu: str, nics: Mapping[str, str]) -> str | None:
     """The first of the nearest; none when all are on another NUMA node."""
-    ways = {name: link_types.path(found.cell(gpu, label)) for label, name in nics.items()}
+    ways = {name: link_types.parse_link_type(found.cell(gpu, label)) for label, name in nics.items()}
     near = {name: way for name, way in ways.items() if way and not link_types.crosses_sockets(way)}
     return min(near, key=lambda name: link_types.distance(near[name]), default=None)
 
 
 def _peer_access(found: Matrix, labels: Labels) -> bool | None:
     words = [found.cell(first, second) for first, second in combinations(labels.values(), 2)]
-    told = [word == "OK" for word in words if word in link_types.PEER_ACCESS]
-    return all(told) if told else None
+    access = [word == "OK" for word in words if word in link_types.PEER_ACCESS]
+    return all(access) if access else None
 
 
 def _digest(found: Matrix) -> str:
@@ -201,7 +201,7 @@ def _notes(found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int |
     if not found.tabs:
         yield "separated by blanks, as copied from a terminal"
     islands = _islands(pairs, sorted(labels))
-    worst = link_types.farthest(path for path in pairs.values() if path)
+    worst = link_types.farthest_link(path for path in pairs.values() if path)
     if len(islands) > 1 and worst:
         nearest = min(_between(pairs, islands), key=link_types.distance, default=worst)
         way = worst if nearest == worst else f"{nearest} to {worst}, by the GPUs that it gets"
@@ -234,26 +234,26 @@ def _note_gaps(found: Matrix, labels: Labels) -> Iterable[str]:
 
 def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
     unknown = sorted({found.cell(labels[a], labels[b]) for (a, b), path in pairs.items() if path is None})
-    told = [word for word in unknown if word and word not in link_types.PEER_ACCESS]
-    if told:
-        yield f"unknown between GPUs: {', '.join(told)}"
+    foreign = [word for word in unknown if word and word not in link_types.PEER_ACCESS]
+    if foreign:
+        yield f"unknown between GPUs: {', '.join(foreign)}"
     if "" in unknown:
         yield "some pairs of GPUs have no cell"
     for (first, second), path in pairs.items():
         back = found.rows[labels[second]].cells.get(labels[first], "") if labels[second] in found.rows else ""
-        there = link_types.path(back)
+        there = link_types.parse_link_type(back)
         if there and path and there != path and not found.rows[labels[second]].cut:
             yield f"GPU{first} to GPU{second} is {path} one way and {there} the other"
 
 
 def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
-    counts = {pair: link_types.links(path) for pair, path in pairs.items() if link_types.links(path)}
+    counts = {pair: link_types.count_nvlinks(path) for pair, path in pairs.items() if link_types.count_nvlinks(path)}
     most = max(counts.values(), default=0)
     fewer = {pair: count for pair, count in counts.items() if count < most}
     of_one_gpu = bool(fewer) and bool(set.intersection(*map(set, fewer)))
     if fewer and (of_one_gpu or len(fewer) * 2 < len(counts)):
-        told = ", ".join(f"GPU{first}-GPU{second} NV{count}" for (first, second), count in fewer.items())
-        yield f"fewer NVLinks than the NV{most} of the others: {told}; a link may be down (`nvidia-smi nvlink -s`)"
+        pairs_text = ", ".join(f"GPU{first}-GPU{second} NV{count}" for (first, second), count in fewer.items())
+        yield f"fewer NVLinks than the NV{most} of the others: {pairs_text}; a link may be down (`nvidia-smi nvlink -s`)"
 
 
 def _gpus(indices: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleet_knowledge.host.link_types import PEER_ACCESS, path
+from fleet_knowledge.host.link_types import PEER_ACCESS, parse_link_type
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|\x1b[=>]|[\x0e\x0f]")
 _BEFORE = (
@@ -24,7 +24,7 @@ AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MatrixRow:
     """One device: its cells by column label (blank ones left out), what stands behind them, and whether the line was cut."""
 
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -37,24 +37,24 @@ class Matrix:
     """A table of devices against devices. `columns` are those of its head, in order; rows may lack."""
 
     columns: tuple[str, ...]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, MatrixRow]
     tabs: bool = False
 
     def cell(self, first: str, second: str) -> str:
         """The cell of a pair, from the other half of the table where its own is missing or cut; empty when there is none."""
-        row = self.rows.get(first, Row())
-        mirrored = self.rows.get(second, Row()).cells.get(first, "")
+        row = self.rows.get(first, MatrixRow())
+        mirrored = self.rows.get(second, MatrixRow()).cells.get(first, "")
         own = row.cells.get(second, "")
         return mirrored if mirrored and (not own or row.cut) else own
 
 
-def plain(text: str) -> str:
+def strip_decoration(text: str) -> str:
     """The text without terminal codes, carriage returns, and what a log or a quotation puts before each line."""
     clean = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
-    return next((pattern.sub("", clean) for pattern in _BEFORE if _stands_before_all(pattern, clean)), clean)
+    return next((pattern.sub("", clean) for pattern in _BEFORE if _prefixes_every_line(pattern, clean)), clean)
 
 
-def _stands_before_all(pattern: re.Pattern[str], text: str) -> bool:
+def _prefixes_every_line(pattern: re.Pattern[str], text: str) -> bool:
     lines = [line for line in text.split("\n") if line.strip()]
     return len(lines) > 1 and all(pattern.match(line) for line in lines)
 
@@ -85,7 +85,7 @@ def _is_head(line: str) -> bool:
 
 
 def _is_cell(word: str) -> bool:
-    return path(word) is not None or word in PEER_ACCESS or word == "N/A"
+    return parse_link_type(word) is not None or word in PEER_ACCESS or word == "N/A"
 
 
 def _matrix(head: str, below: Sequence[str]) -> Matrix | None:
@@ -93,7 +93,7 @@ def _matrix(head: str, below: Sequence[str]) -> Matrix | None:
     tails = [word for word in AFFINITIES if word in head]
     tabs = "\t" in head.strip()
     starts = [found.start() for found in _WORD.finditer(head) if found[0] in columns]
-    rows: dict[str, Row] = {}
+    rows: dict[str, MatrixRow] = {}
     for line in below:
         if not line.strip() or line.strip().startswith("Legend"):
             if rows:
@@ -105,20 +105,20 @@ def _matrix(head: str, below: Sequence[str]) -> Matrix | None:
     return Matrix(columns, rows, tabs) if rows else None
 
 
-def _row(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> Row | None:
+def _row(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> MatrixRow | None:
     if rest.startswith("\t"):
         fields = [word.strip() for word in rest[1:].split("\t")]
         cells, behind = fields[: len(columns)], fields[len(columns) :]
-        return Row(_present(columns, cells), _tail(tails, behind), len(fields) < len(columns))
+        return MatrixRow(_present(columns, cells), _tail(tails, behind), len(fields) < len(columns))
     words = rest.split()
     if not words:
-        return Row(cut=True)
+        return MatrixRow(cut=True)
     if len(words) >= len(columns) and not any(_CPUS.fullmatch(word) for word in words[: len(columns)]):
-        return Row(_present(columns, words), _tail(tails, words[len(columns) :]), cut=False)
+        return MatrixRow(_present(columns, words), _tail(tails, words[len(columns) :]), cut=False)
     return _by_place(rest, columns, tails, starts)
 
 
-def _by_place(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> Row:
+def _by_place(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> MatrixRow:
     """A row with blank cells, or one that ends early: each word belongs to the column whose head is nearest."""
     cells: dict[str, str] = {}
     behind: list[str] = []
@@ -128,7 +128,7 @@ def _by_place(rest: str, columns: Sequence[str], tails: Sequence[str], starts: S
             behind.append(found[0])
         else:
             cells.setdefault(columns[nearest], found[0])
-    return Row(cells, _tail(tails, behind), cut=not behind)
+    return MatrixRow(cells, _tail(tails, behind), cut=not behind)
 
 
 def _present(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ _CUSTOM_WORLDS = (2, 4, 6, 8)
 _BYTES_OF_A_VALUE = 2
 
 
-class Answer(Enum):
+class NcclUse(Enum):
     """Whether the all-reduce of a decode step reaches NCCL."""
 
     REACHES = "reaches"
@@ -31,7 +31,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class AllReduceSetup:
     """What decides: arguments (SGLang's names), variables, topology `nvlink`, `pcie` or `unknown`, the model's hidden size and the
     tokens of one decode step (running requests x draft tokens); 0 where unknown."""
 
@@ -42,7 +42,7 @@ class Server:
     step_tokens: int = 0
     release: Release | None = None
 
-    def on(self, name: str) -> bool:
+    def is_on(self, name: str) -> bool:
         """True for a flag that is set."""
         return self.args.get(name) not in (None, False, 0, "", "false", "False")
 
@@ -58,68 +58,68 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class AllReducePath:
     """The answer, what does the all-reduce instead (empty when NCCL does), why, and the versions of SGLang that it was read in."""
 
-    answer: Answer
+    answer: NcclUse
     by: str
     reason: str
     versions: Between = _READ
 
 
-def all_reduce_path(server: Server) -> Path:
+def find_all_reduce_path(server: AllReduceSetup) -> AllReducePath:
     """Who does the all-reduce of a decode step. Prefill chunks are larger and can still reach NCCL: `reason` says from which size."""
-    return next((path for attempt in _ATTEMPTS for path in attempt(server)), _reaches("nothing that SGLang tries before it applies"))
+    return next((path for attempt in _ATTEMPTS for path in attempt(server)), _reaches_nccl("nothing that SGLang tries before it applies"))
 
 
-def _reaches(reason: str) -> Path:
-    return Path(Answer.REACHES, "", reason)
+def _reaches_nccl(reason: str) -> AllReducePath:
+    return AllReducePath(NcclUse.REACHES, "", reason)
 
 
-def _unknown(by: str, reason: str, versions: Between = _READ) -> Path:
-    return Path(Answer.UNKNOWN, by, reason, versions)
+def _unknown(by: str, reason: str, versions: Between = _READ) -> AllReducePath:
+    return AllReducePath(NcclUse.UNKNOWN, by, reason, versions)
 
 
-def _single(server: Server) -> Iterator[Path]:
+def _single_gpu(server: AllReduceSetup) -> Iterator[AllReducePath]:
     world = server.size("tp_size")
     if world == 0:
         yield _unknown("", "the tensor-parallel size is not known")
     elif world == 1 and server.size("pp_size") == 1 and server.size("dp_size") <= 1:
-        yield Path(
-            Answer.BYPASSED, "no all-reduce", "one GPU a replica (tp_size 1): there is nothing to reduce", Between("0.4.1", "0.5.23")
+        yield AllReducePath(
+            NcclUse.BYPASSED, "no all-reduce", "one GPU a replica (tp_size 1): there is nothing to reduce", Between("0.4.1", "0.5.23")
         )
     elif world == 1:
         yield _unknown("", "tp_size 1 has no all-reduce, but pipeline or data parallel ranks exchange other messages over NCCL")
 
 
-def _other_collectives(server: Server) -> Iterator[Path]:
-    if server.on("enable_dp_attention") or server.args.get("moe_a2a_backend") not in (None, "none"):
+def _other_collectives(server: AllReduceSetup) -> Iterator[AllReducePath]:
+    if server.is_on("enable_dp_attention") or server.args.get("moe_a2a_backend") not in (None, "none"):
         yield _unknown(
             "", "data-parallel attention and expert parallelism use gathers and scatters beside all-reduce, and these reach NCCL"
         )
 
 
-def _symmetric(server: Server) -> Iterator[Path]:
-    if server.on("enable_symm_mem"):
+def _symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
+    if server.is_on("enable_symm_mem"):
         reason = "with --enable-symm-mem NCCL runs symmetric kernels on registered buffers, which take no algorithm or protocol"
         yield _unknown("symmetric memory", reason, Between("0.5.1", "0.5.23"))
 
 
-def _deterministic(server: Server) -> Iterator[Path]:
-    if server.on("enable_deterministic_inference"):
-        yield _reaches("deterministic inference switches custom all-reduce off and sets NCCL_ALGO=allreduce:tree itself")
+def _deterministic(server: AllReduceSetup) -> Iterator[AllReducePath]:
+    if server.is_on("enable_deterministic_inference"):
+        yield _reaches_nccl("deterministic inference switches custom all-reduce off and sets NCCL_ALGO=allreduce:tree itself")
 
 
-def _several_hosts(server: Server) -> Iterator[Path]:
+def _several_hosts(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.size("nnodes") > 1:
-        yield _reaches(
+        yield _reaches_nccl(
             "ranks on several hosts: custom all-reduce works inside one host (one NVLink domain over hosts excepted, from 0.5.23)"
         )
 
 
-def _custom(server: Server) -> Iterator[Path]:
+def _custom(server: AllReduceSetup) -> Iterator[AllReducePath]:
     world = server.size("tp_size")
-    if server.on("disable_custom_all_reduce") or world not in _CUSTOM_WORLDS or (server.topology == "pcie" and world > 2):
+    if server.is_on("disable_custom_all_reduce") or world not in _CUSTOM_WORLDS or (server.topology == "pcie" and world > 2):
         return
     if server.step_bytes >= CUSTOM_LIMIT_BYTES:
         reason = (
@@ -127,14 +127,14 @@ def _custom(server: Server) -> Iterator[Path]:
         )
         yield _unknown("custom all-reduce", reason)
     elif server.topology == "nvlink" or (world == 2 and server.topology == "pcie"):
-        yield Path(Answer.BYPASSED, "custom all-reduce", _custom_reason(server, world))
+        yield AllReducePath(NcclUse.BYPASSED, "custom all-reduce", _custom_reason(server, world))
     else:
         where = f"all {world} GPUs have NVLink to each other" if world > 2 else "the two GPUs reach each other's memory"
         reason = f"where {where}, SGLang's custom all-reduce takes messages below 8 MiB itself; the topology is not known"
         yield _unknown("custom all-reduce", reason)
 
 
-def _custom_reason(server: Server, world: int) -> str:
+def _custom_reason(server: AllReduceSetup, world: int) -> str:
     joined = "two GPUs that reach each other" if world == 2 else f"{world} GPUs with NVLink"
     size = f"{server.step_bytes / 1024:.0f} KiB a step" if server.hidden_size and server.step_tokens else "decode steps are far smaller"
     first = CUSTOM_LIMIT_BYTES // ((server.hidden_size or LARGEST_HIDDEN_SIZE) * _BYTES_OF_A_VALUE)
@@ -142,41 +142,41 @@ def _custom_reason(server: Server, world: int) -> str:
     return f"{joined} on one host use SGLang's custom all-reduce below 8 MiB ({size}); {prefill}"
 
 
-def _mscclpp(server: Server) -> Iterator[Path]:
-    if server.on("enable_mscclpp") and server.size("tp_size") in (4, 8, 16):
+def _mscclpp(server: AllReduceSetup) -> Iterator[AllReducePath]:
+    if server.is_on("enable_mscclpp") and server.size("tp_size") in (4, 8, 16):
         yield _unknown("mscclpp", "--enable-mscclpp takes messages of some sizes", Between("0.4.9", "0.5.23"))
 
 
-def _torch_symmetric(server: Server) -> Iterator[Path]:
-    if server.on("enable_torch_symm_mem") and server.size("tp_size") in _CUSTOM_WORLDS:
+def _torch_symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
+    if server.is_on("enable_torch_symm_mem") and server.size("tp_size") in _CUSTOM_WORLDS:
         reason = "--enable-torch-symm-mem takes messages below 64 MiB (128 MiB on 6 and 8 GPUs) on Hopper and Blackwell"
         yield _unknown("torch symmetric memory", reason, Between("0.5.3", "0.5.23"))
 
 
-def _pcie_ipc(server: Server) -> Iterator[Path]:
+def _pcie_ipc(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "").strip().lower() in ("1", "true", "yes"):
         reason = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE gives decode's messages to FlashInfer's kernels"
         yield _unknown("FlashInfer PCIe all-reduce", reason, Between("0.5.23", "0.5.23"))
 
 
-def _fusion(server: Server) -> Iterator[Path]:
+def _fusion(server: AllReduceSetup) -> Iterator[AllReducePath]:
     backend = server.args.get("flashinfer_allreduce_fusion_backend")
-    if server.on("enable_flashinfer_allreduce_fusion") or backend not in (None, "none"):
+    if server.is_on("enable_flashinfer_allreduce_fusion") or backend not in (None, "none"):
         reason = "FlashInfer fuses the all-reduce of a layer with its normalisation for small messages"
         yield _unknown("FlashInfer all-reduce fusion", reason, Between("0.4.9", "0.5.23"))
 
 
-def _settled(server: Server) -> Iterator[Path]:
-    if server.on("disable_custom_all_reduce"):
-        yield _reaches("--disable-custom-all-reduce leaves it to NCCL")
+def _settled(server: AllReduceSetup) -> Iterator[AllReducePath]:
+    if server.is_on("disable_custom_all_reduce"):
+        yield _reaches_nccl("--disable-custom-all-reduce leaves it to NCCL")
     elif server.topology == "pcie" and server.size("tp_size") > 2:
-        yield _reaches("SGLang switches its custom all-reduce off on more than two GPUs without NVLink, and says so in its log")
+        yield _reaches_nccl("SGLang switches its custom all-reduce off on more than two GPUs without NVLink, and says so in its log")
     elif server.size("tp_size") not in _CUSTOM_WORLDS:
         reason = "custom all-reduce takes 2, 4, 6 or 8 ranks (from 0.5.12 also 3, 5, 7)"
-        yield _unknown("custom all-reduce", reason) if server.size("tp_size") in (3, 5, 7) else _reaches(reason)
+        yield _unknown("custom all-reduce", reason) if server.size("tp_size") in (3, 5, 7) else _reaches_nccl(reason)
 
 
 _ATTEMPTS = (
-    _single, _other_collectives, _symmetric, _deterministic, _several_hosts, _custom, _mscclpp, _torch_symmetric, _pcie_ipc, _fusion,
+    _single_gpu, _other_collectives, _symmetric, _deterministic, _several_hosts, _custom, _mscclpp, _torch_symmetric, _pcie_ipc, _fusion,
     _settled,
 )  # fmt: skip

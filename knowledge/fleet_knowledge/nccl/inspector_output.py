@@ -18,7 +18,7 @@ _MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class InspectorRow:
     """One collective of one size on one GPU. `algo_proto` is as the plug-in names it (`Ring_ll`), empty in JSON, which has none.
 
     `message_size` is bytes as text, or a range such as `4-5GB`; bandwidth in GB/s, time in microseconds, None where it is not told.
@@ -50,10 +50,10 @@ def _part(algo_proto: str, index: int) -> str:
     return "" if word == "UNKNOWN" else word
 
 
-def read_inspector(text: str) -> tuple[Observed, ...]:
+def read_inspector(text: str) -> tuple[InspectorRow, ...]:
     """What the dump shows, whichever of the two forms it has; lines of neither form are passed over."""
-    rows: dict[tuple[str, ...], Observed] = {}
-    for one in _observed(text):
+    rows: dict[tuple[str, ...], InspectorRow] = {}
+    for one in _read_rows(text):
         key = one.collective, one.message_size, one.algo_proto, one.gpu, str(one.nranks)
         known = rows.get(key)
         if known is not None:
@@ -63,12 +63,12 @@ def read_inspector(text: str) -> tuple[Observed, ...]:
     return tuple(rows.values())
 
 
-def is_inspector(text: str) -> bool:
+def is_inspector_dump(text: str) -> bool:
     """True when the start of `text` has the form of a dump."""
-    return any(True for _ in _observed(text[:65_536]))
+    return any(True for _ in _read_rows(text[:65_536]))
 
 
-def algo_proto_by_collective(rows: tuple[Observed, ...]) -> Mapping[str, tuple[str, ...]]:
+def algo_proto_by_collective(rows: tuple[InspectorRow, ...]) -> Mapping[str, tuple[str, ...]]:
     """The choices seen for each collective, each once, in the order in which they came."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -77,33 +77,33 @@ def algo_proto_by_collective(rows: tuple[Observed, ...]) -> Mapping[str, tuple[s
     return {collective: tuple(choices) for collective, choices in found.items()}
 
 
-def _observed(text: str) -> Iterator[Observed]:
+def _read_rows(text: str) -> Iterator[InspectorRow]:
     for line in text.splitlines():
         if line.startswith("nccl_"):
-            yield from _sample(line)
+            yield from _read_prometheus_line(line)
         elif line.startswith("{"):
-            yield from _object(line)
+            yield from _read_json_line(line)
 
 
-def _sample(line: str) -> Iterator[Observed]:
+def _read_prometheus_line(line: str) -> Iterator[InspectorRow]:
     found = _SAMPLE.match(line)
     if not found or found["name"] not in (_BANDWIDTH, _TIME):
         return
     labels = {name: value.replace('\\"', '"').replace("\\\\", "\\") for name, value in _LABEL.findall(found["labels"])}
     value = _number(found["value"])
     if "collective" in labels:
-        yield Observed(
+        yield InspectorRow(
             labels["collective"],
             labels.get("message_size", ""),
             labels.get("algo_proto", ""),
             labels.get("gpu", ""),
-            _whole(labels.get("nranks", "")),
+            _to_int(labels.get("nranks", "")),
             value if found["name"] == _BANDWIDTH else None,
             value if found["name"] == _TIME else None,
         )
 
 
-def _object(line: str) -> Iterator[Observed]:
+def _read_json_line(line: str) -> Iterator[InspectorRow]:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
@@ -111,12 +111,12 @@ def _object(line: str) -> Iterator[Observed]:
     work, header = (_mapping(content, key) for key in ("coll_perf", "header"))
     if isinstance(work.get("coll"), str):
         algo = f"{work['coll_algo']}_{work['coll_proto']}" if "coll_algo" in work and "coll_proto" in work else ""
-        yield Observed(
+        yield InspectorRow(
             work["coll"],
             str(work.get("coll_msg_size_bytes", "")),
             algo,
             f"rank {header.get('rank', '?')}",
-            _whole(str(header.get("n_ranks", ""))),
+            _to_int(str(header.get("n_ranks", ""))),
             _number(work.get("coll_busbw_gbs")),
             _number(work.get("coll_exec_time_us")),
         )
@@ -127,10 +127,10 @@ def _mapping(content: Any, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _merged(known: Observed, one: Observed) -> Observed:
+def _merged(known: InspectorRow, one: InspectorRow) -> InspectorRow:
     """A second figure of the same sample, or one more call of the same kind (the newest figures are kept)."""
     again = known.busbw_gb_s is not None and one.busbw_gb_s is not None
-    return Observed(
+    return InspectorRow(
         known.collective,
         known.message_size,
         known.algo_proto,
@@ -149,5 +149,5 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _whole(text: str) -> int:
+def _to_int(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -17,7 +17,7 @@ COMMENTS = Between("2.26")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class NcclConfFile:
     """One file: its name for people, and its text; a file that is not there is left out."""
 
     name: str
@@ -25,7 +25,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EffectiveSetting:
     """The value that wins, where it came from, and what it hides."""
 
     value: str
@@ -33,7 +33,7 @@ class Setting:
     hidden: tuple[tuple[str, str], ...] = ()
 
 
-def read_conf(text: str) -> dict[str, str]:
+def parse_nccl_conf(text: str) -> dict[str, str]:
     """The variables of one file: NAME=VALUE lines, nothing trimmed; the first of a name wins; other lines and comments say nothing."""
     found: dict[str, str] = {}
     for line in text.split("\n"):
@@ -49,19 +49,19 @@ def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str
     return named if named and Between("2.23").holds(release) else f"{home.rstrip('/')}/{USER_FILE}"
 
 
-def combine(process: Mapping[str, str], *files: Source) -> dict[str, Setting]:
+def resolve_settings(process: Mapping[str, str], *files: NcclConfFile) -> dict[str, EffectiveSetting]:
     """Every NCCL_ variable with the value that NCCL sees: the process first, then `files` in order (the user's before the system's)."""
     layers = [("environment", {name: value for name, value in process.items() if name.startswith(("NCCL_", "RCCL_"))})]
-    layers.extend((source.name, read_conf(source.text)) for source in files)
-    settings: dict[str, Setting] = {}
+    layers.extend((source.name, parse_nccl_conf(source.text)) for source in files)
+    settings: dict[str, EffectiveSetting] = {}
     for source, values in layers:
         for name, value in values.items():
             won = settings.get(name)
-            settings[name] = Setting(won.value, won.source, (*won.hidden, (source, value))) if won else Setting(value, source)
+            settings[name] = EffectiveSetting(won.value, won.source, (*won.hidden, (source, value))) if won else EffectiveSetting(value, source)
     return settings
 
 
-def odd_lines(text: str) -> list[tuple[int, str]]:
+def find_misleading_lines(text: str) -> list[tuple[int, str]]:
     """(line, what is odd) for lines that NCCL does not read as they look: blanks around `=`, quotes, `export`."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):

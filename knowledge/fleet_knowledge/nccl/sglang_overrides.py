@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.server_configuration import Configuration
-from fleet_knowledge.sglang.environment_rules import CHANGES, WHEN_UNSET
+from fleet_knowledge.server_configuration import ServerConfiguration
+from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET, VARIABLE_CHANGES
 
 _ANY = Between()
 
 
 @dataclass(frozen=True, slots=True)
-class Override:
+class SglangOverride:
     """SGLang writes `value` to `variable`: `always`, over the job's value too, or only where the job leaves it unset. `needs`: why."""
 
     variable: str
@@ -24,11 +24,11 @@ class Override:
     needs: str = ""
 
 
-def overrides_of(variable: str, args: Mapping[str, Any], release: Release | None) -> Iterator[Override]:
+def find_sglang_overrides(variable: str, args: Mapping[str, Any], release: Release | None) -> Iterator[SglangOverride]:
     """What SGLang (in `release`, None: in any version) writes to `variable` of a server with `args`; what overrides the job comes first."""
-    asked = Configuration(args=args, release=release)
-    for row in CHANGES:
+    asked = ServerConfiguration(args=args, release=release)
+    for row in VARIABLE_CHANGES:
         if row.variable == variable and row.versions.holds(release) and row.when(asked):
-            yield Override(variable, row.value, row.versions, True, row.why)
-    if variable in WHEN_UNSET:
-        yield Override(variable, WHEN_UNSET[variable], _ANY, False)
+            yield SglangOverride(variable, row.value, row.versions, True, row.why)
+    if variable in DEFAULTS_WHEN_UNSET:
+        yield SglangOverride(variable, DEFAULTS_WHEN_UNSET[variable], _ANY, False)

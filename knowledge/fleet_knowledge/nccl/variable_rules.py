@@ -6,21 +6,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet_knowledge.nccl import allreduce_path
-from fleet_knowledge.nccl.variables.algo_proto_grammar import FUNCTION_LISTS, without_algorithm
+from fleet_knowledge.nccl.variables.algo_proto_grammar import (
+    FUNCTION_LISTS,
+    collectives_without_algorithm,
+)
 from fleet_knowledge.nccl.variables.known_variables import (
-    NEWEST_READ,
-    find,
-    is_ours,
-    nearest,
+    NEWEST_NCCL_READ,
+    find_variable,
+    foreign_owner,
+    is_nccl_name,
+    nearest_variable,
     needs_output_check,
-    whose,
 )
 from fleet_knowledge.nccl.variables.undocumented_variables import UNDOCUMENTED
-from fleet_knowledge.nccl.variables.value_types import FilePath, Names, Outcome, read_number
-from fleet_knowledge.nccl.variables.variable import Variable, span
+from fleet_knowledge.nccl.variables.value_types import (
+    FilePathValue,
+    InvalidValueEffect,
+    NamesValue,
+    read_number,
+)
+from fleet_knowledge.nccl.variables.variable import NcclVariable, describe_versions
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.server_configuration import ERROR, INFO, WARNING, Configuration, Remark
-from fleet_knowledge.sglang.environment_rules import WHEN_UNSET
+from fleet_knowledge.server_configuration import (
+    ERROR,
+    INFO,
+    WARNING,
+    RuleFinding,
+    ServerConfiguration,
+)
+from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET
 
 _ANY = Between()
 _OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
@@ -37,11 +51,11 @@ _NO_PERFORMANCE = (
 )
 
 
-def of_variable(name: str, value: str, release: Release | None = None) -> Iterator[Remark]:
+def apply_nccl_variable_rules(name: str, value: str, release: Release | None = None) -> Iterator[RuleFinding]:
     """What to tell about one variable, whatever stands beside it; nothing for names that are not NCCL's. `release` is NCCL's."""
-    if not is_ours(name):
+    if not is_nccl_name(name):
         return
-    row = find(name)
+    row = find_variable(name)
     if row is None:
         yield from _unknown(name)
         return
@@ -56,7 +70,7 @@ def of_variable(name: str, value: str, release: Release | None = None) -> Iterat
         yield from _algorithm(value, release)
     if fault is None and needs_output_check(name, value):
         message = f"`{name}={value}` allows LL128 where NCCL would not choose it: without the hardware's ordering it corrupts data silently"
-        yield Remark(
+        yield RuleFinding(
             "nccl_output_check",
             WARNING,
             subject,
@@ -66,7 +80,7 @@ def of_variable(name: str, value: str, release: Release | None = None) -> Iterat
     yield from _debug(name, value)
     if files_needed({name: value}) and fault is None:
         message = f"`{name}` names a file of the host: `{value}` must be there on every host (in its container), readable"
-        yield Remark("nccl_host_file", INFO, subject, message, "preflight looks for it before each launch")
+        yield RuleFinding("nccl_host_file", INFO, subject, message, "preflight looks for it before each launch")
 
 
 _OF_PLUGINS = ("NCCL_TUNER_CONFIG_FILE",)  # NCCL's example tuner reads it; NCCL itself documents none
@@ -78,72 +92,72 @@ def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _is_file(name: str, value: str) -> bool:
-    row = find(name)
-    return row is not None and isinstance(row.values, FilePath) and _is_read(name, row.values, value)
+    row = find_variable(name)
+    return row is not None and isinstance(row.values, FilePathValue) and _is_read(name, row.values, value)
 
 
-def _is_read(name: str, values: FilePath, value: str) -> bool:
+def _is_read(name: str, values: FilePathValue, value: str) -> bool:
     """What NCCL writes need not be there; a plug-in without a slash is found by the loader."""
     return "_DUMP_" not in name and name != "NCCL_DEBUG_FILE" and ("/" in value or not values.plugin)
 
 
-def _unknown(name: str) -> Iterator[Remark]:
-    other, subject = whose(name), f"env.{name}"
+def _unknown(name: str) -> Iterator[RuleFinding]:
+    other, subject = foreign_owner(name), f"env.{name}"
     if other:
         if other.startswith(("PyTorch", "builds", "container")):
-            yield Remark("nccl_not_read", WARNING, subject, f"NCCL does not read `{name}`: it is for {other}", "leave it out")
+            yield RuleFinding("nccl_not_read", WARNING, subject, f"NCCL does not read `{name}`: it is for {other}", "leave it out")
     elif name in UNDOCUMENTED:
         message = f"`{name}` is in NCCL's sources and in no documentation: it may change or vanish with any version"
-        yield Remark("nccl_undocumented", INFO, subject, message)
+        yield RuleFinding("nccl_undocumented", INFO, subject, message)
     else:
-        near = nearest(name)
-        message = f"`{name[:80]}` is no variable of NCCL or RCCL (up to {NEWEST_READ}); it is passed on as it is"
+        near = nearest_variable(name)
+        message = f"`{name[:80]}` is no variable of NCCL or RCCL (up to {NEWEST_NCCL_READ}); it is passed on as it is"
         hint = f"did you mean `{near}`?" if near else "check its spelling"
-        yield Remark("nccl_unknown_variable", WARNING, subject, message, hint)
+        yield RuleFinding("nccl_unknown_variable", WARNING, subject, message, hint)
 
 
-def _fault(row: Variable, value: str, release: Release | None) -> Iterator[Remark]:
+def _fault(row: NcclVariable, value: str, release: Release | None) -> Iterator[RuleFinding]:
     fault = row.fault(value, release)
     assert fault is not None
     does = {
-        Outcome.REFUSED: "NCCL refuses it and the server dies",
-        Outcome.IGNORED: "NCCL ignores it without a word",
-        Outcome.MISREAD: "",
-        Outcome.ADJUSTED: "NCCL takes the nearest legal value",
-        Outcome.DISCOURAGED: "",
+        InvalidValueEffect.REFUSED: "NCCL refuses it and the server dies",
+        InvalidValueEffect.IGNORED: "NCCL ignores it without a word",
+        InvalidValueEffect.MISREAD: "",
+        InvalidValueEffect.ADJUSTED: "NCCL takes the nearest legal value",
+        InvalidValueEffect.DISCOURAGED: "",
     }[fault.outcome]
-    where = f" (NCCL {span(fault.versions)})" if fault.versions != _ANY else ""
+    where = f" (NCCL {describe_versions(fault.versions)})" if fault.versions != _ANY else ""
     tail = f": {does}{where}" if does else ""
-    code = "nccl_level_number" if fault.outcome is Outcome.DISCOURAGED else "nccl_illegal_value"
+    code = "nccl_level_number" if fault.outcome is InvalidValueEffect.DISCOURAGED else "nccl_illegal_value"
     message = f"`{row.name}={value[:80]}`: {fault.problem}{tail}"
-    yield Remark(code, _severity(row, fault.outcome, fault.versions), f"env.{row.name}", message, fault.cure)
+    yield RuleFinding(code, _severity(row, fault.outcome, fault.versions), f"env.{row.name}", message, fault.cure)
 
 
-def _severity(row: Variable, outcome: Outcome, versions: Between) -> str:
+def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: Between) -> str:
     """An error for what every version refuses, ignores or misreads; lists of words grow, so an unknown word there is no error."""
-    if outcome in (Outcome.ADJUSTED, Outcome.DISCOURAGED) or versions != _ANY:
+    if outcome in (InvalidValueEffect.ADJUSTED, InvalidValueEffect.DISCOURAGED) or versions != _ANY:
         return WARNING
-    return WARNING if isinstance(row.values, Names) else ERROR
+    return WARNING if isinstance(row.values, NamesValue) else ERROR
 
 
-def changes_nothing(name: str, value: str, release: Release | None = None) -> str:
+def no_effect_reason(name: str, value: str, release: Release | None = None) -> str:
     """Why `value` is what a server of SGLang has anyway, with NCCL's versions where they matter; empty when it is not.
 
     SGLang sets some variables itself where the job leaves them unset, so for those NCCL's own default is a change.
     """
-    row = find(name)
+    row = find_variable(name)
     if row is None or not value:
         return ""
-    if name in WHEN_UNSET:
-        return f"SGLang sets {WHEN_UNSET[name]} itself when it is unset" if row.values.same(value, WHEN_UNSET[name]) else ""
+    if name in DEFAULTS_WHEN_UNSET:
+        return f"SGLang sets {DEFAULTS_WHEN_UNSET[name]} itself when it is unset" if row.values.means_same(value, DEFAULTS_WHEN_UNSET[name]) else ""
     versions = row.equals_default(value, release)
-    return "" if versions is None else "it is NCCL's default" + (f" {span(versions)}" if versions != _ANY else "")
+    return "" if versions is None else "it is NCCL's default" + (f" {describe_versions(versions)}" if versions != _ANY else "")
 
 
-def _default(row: Variable, value: str, release: Release | None) -> Iterator[Remark]:
-    why = changes_nothing(row.name, value, release)
+def _default(row: NcclVariable, value: str, release: Release | None) -> Iterator[RuleFinding]:
+    why = no_effect_reason(row.name, value, release)
     if why:
-        yield Remark(
+        yield RuleFinding(
             "nccl_default",
             INFO,
             f"env.{row.name}",
@@ -152,19 +166,19 @@ def _default(row: Variable, value: str, release: Release | None) -> Iterator[Rem
         )
 
 
-def _outdated(row: Variable, release: Release | None) -> Iterator[Remark]:
+def _outdated(row: NcclVariable, release: Release | None) -> Iterator[RuleFinding]:
     instead = f"use {row.replaced_by} instead" if row.replaced_by else "leave it out"
     if row.deprecated is not None and row.deprecated.holds(release):
-        message = f"`{row.name}` is deprecated {span(row.deprecated)}" + (f" in favour of `{row.replaced_by}`" if row.replaced_by else "")
-        yield Remark("nccl_deprecated", WARNING, f"env.{row.name}", message, f"{instead} ({row.note.rstrip('.')})" if row.note else instead)
+        message = f"`{row.name}` is deprecated {describe_versions(row.deprecated)}" + (f" in favour of `{row.replaced_by}`" if row.replaced_by else "")
+        yield RuleFinding("nccl_deprecated", WARNING, f"env.{row.name}", message, f"{instead} ({row.note.rstrip('.')})" if row.note else instead)
     elif row.exists.last:
-        message = f"`{row.name}` is read {span(row.exists)} only: no NCCL that SGLang uses knows it"
-        yield Remark("nccl_deprecated", WARNING, f"env.{row.name}", message, instead)
+        message = f"`{row.name}` is read {describe_versions(row.exists)} only: no NCCL that SGLang uses knows it"
+        yield RuleFinding("nccl_deprecated", WARNING, f"env.{row.name}", message, instead)
 
 
-def _algorithm(value: str, release: Release | None) -> Iterator[Remark]:
+def _algorithm(value: str, release: Release | None) -> Iterator[RuleFinding]:
     """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server fails."""
-    left_out = without_algorithm(value)
+    left_out = collectives_without_algorithm(value)
     serious = [function for function in left_out if function != "Reduce"]
     if serious and FUNCTION_LISTS.holds(release):
         fails = f"their first call ends the server (NCCL {FUNCTION_LISTS})"
@@ -175,29 +189,29 @@ def _algorithm(value: str, release: Release | None) -> Iterator[Remark]:
             if ";" not in value and ":" not in value
             else "add ring for them"
         )
-        yield Remark("nccl_algorithm_missing", WARNING, "env.NCCL_ALGO", message, hint)
+        yield RuleFinding("nccl_algorithm_missing", WARNING, "env.NCCL_ALGO", message, hint)
 
 
-def _debug(name: str, value: str) -> Iterator[Remark]:
+def _debug(name: str, value: str) -> Iterator[RuleFinding]:
     if name == "NCCL_DEBUG" and value.strip().upper() in ("INFO", "TRACE"):
         message = f"`NCCL_DEBUG={value}` writes lines while requests are measured: the timed launches pay for it"
         hint = "leave it out: the agent lets NCCL tell its variables at the start of each launch, and its choices in a witness launch"
-        yield Remark("nccl_debug_cost", WARNING, "env.NCCL_DEBUG", message, hint)
+        yield RuleFinding("nccl_debug_cost", WARNING, "env.NCCL_DEBUG", message, hint)
 
 
-def of_server(asked: Configuration) -> Iterator[Remark]:
+def apply_nccl_server_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about variables beside each other."""
     least, most = (read_number(asked.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
     if least is not None and most is not None and least > most:
         message = f"`NCCL_MIN_CTAS={least}` is above `NCCL_MAX_CTAS={most}`: NCCL takes {most} for both"
-        yield Remark("nccl_settings_disagree", WARNING, "env.NCCL_MIN_CTAS", message, "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS")
+        yield RuleFinding("nccl_settings_disagree", WARNING, "env.NCCL_MIN_CTAS", message, "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS")
     if asked.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in asked.env:
         message = "`NCCL_P2P_LEVEL` has no effect beside `NCCL_P2P_DISABLE=1`"
-        yield Remark("nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two")
+        yield RuleFinding("nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two")
     yield from _network(asked)
 
 
-def _unused_by_one_host(asked: Configuration) -> tuple[str, ...]:
+def _unused_by_one_host(asked: ServerConfiguration) -> tuple[str, ...]:
     """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned off."""
     forced = all(asked.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
     if forced or asked.nodes > 1 or asked.size("nnodes") > 1:
@@ -205,39 +219,39 @@ def _unused_by_one_host(asked: Configuration) -> tuple[str, ...]:
     return tuple(name for name in asked.env if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK)
 
 
-def _network(asked: Configuration) -> Iterator[Remark]:
+def _network(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     if names := _unused_by_one_host(asked):
         message = f"{', '.join(names)}: no effect on a server of one host, whose GPUs do not talk over the network"
-        yield Remark("nccl_network_unused", INFO, f"env.{names[0]}", message, "as a level of a factor it can be left out")
+        yield RuleFinding("nccl_network_unused", INFO, f"env.{names[0]}", message, "as a level of a factor it can be left out")
 
 
-def can_matter(name: str) -> bool:
+def can_affect_speed(name: str) -> bool:
     """True for a variable of NCCL that can change how fast it is."""
-    return is_ours(name) and not name.startswith(_NO_PERFORMANCE)
+    return is_nccl_name(name) and not name.startswith(_NO_PERFORMANCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class BypassedVariables:
     """NCCL variables of a server whose decode steps never reach NCCL, or perhaps do not: `path` tells which, and why."""
 
     variables: tuple[str, ...]
-    path: allreduce_path.Path
+    path: allreduce_path.AllReducePath
 
 
-def passed_by(asked: Configuration, topology: str) -> Passed | None:
+def find_bypassed_variables(asked: ServerConfiguration, topology: str) -> BypassedVariables | None:
     """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it, or none is set that could matter."""
-    told = _unused_by_one_host(asked)
-    varied = tuple(name for name, value in asked.env.items() if can_matter(name) and name not in told and not changes_nothing(name, value))
+    unused_names = _unused_by_one_host(asked)
+    varied = tuple(name for name, value in asked.env.items() if can_affect_speed(name) and name not in unused_names and not no_effect_reason(name, value))
     if not varied or asked.text("device") == "cpu":
         return None
-    path = allreduce_path.all_reduce_path(_server(asked, topology))
-    if path.answer is allreduce_path.Answer.REACHES or path.by != "custom all-reduce":
+    path = allreduce_path.find_all_reduce_path(_all_reduce_setup(asked, topology))
+    if path.answer is allreduce_path.NcclUse.REACHES or path.by != "custom all-reduce":
         return None
-    return Passed(varied, path)
+    return BypassedVariables(varied, path)
 
 
-def _server(asked: Configuration, topology: str) -> allreduce_path.Server:
+def _all_reduce_setup(asked: ServerConfiguration, topology: str) -> allreduce_path.AllReduceSetup:
     args: Mapping[str, object] = {"nnodes": asked.nodes, **asked.args}
     draft_tokens = asked.number("speculative_num_draft_tokens") or (asked.number("speculative_num_steps") or 0) + 1
     tokens = asked.concurrency * max(draft_tokens, 1)
-    return allreduce_path.Server(args, asked.env, topology, step_tokens=tokens, release=asked.release)
+    return allreduce_path.AllReduceSetup(args, asked.env, topology, step_tokens=tokens, release=asked.release)

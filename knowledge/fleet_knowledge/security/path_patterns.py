@@ -13,17 +13,17 @@ _SCHEME = re.compile(r"(?:^|(?<=[\s\"'=,;(\[{@]))([A-Za-z][A-Za-z0-9+.-]*)://([^
 _UP = re.compile(r"(?:^|[^A-Za-z0-9_.-])\.\.(?:$|[^A-Za-z0-9_.-])")
 
 
-def texts(value: Any) -> Iterator[str]:
+def iter_texts(value: Any) -> Iterator[str]:
     """Every text in a value, keys too; one that is JSON is opened."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from (str(key), *texts(entry))
+            yield from (str(key), *iter_texts(entry))
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from texts(entry)
+            yield from iter_texts(entry)
     elif isinstance(value, str):
         opened = _opened(value)
-        yield from texts(opened) if isinstance(opened, dict | list) else (value,)
+        yield from iter_texts(opened) if isinstance(opened, dict | list) else (value,)
 
 
 def _opened(text: str) -> Any:
@@ -37,30 +37,30 @@ def _opened(text: str) -> Any:
 
 def paths_in(value: Any) -> tuple[str, ...]:
     """Each absolute path in a value, also behind `name=`, as it is written. A relative one stays in the server's own folder."""
-    return tuple(dict.fromkeys(match[1] for text in texts(value) for match in _PATH.finditer(_without_addresses(text))))
+    return tuple(dict.fromkeys(match[1] for text in iter_texts(value) for match in _PATH.finditer(_without_addresses(text))))
 
 
 def addresses_in(value: Any) -> tuple[tuple[str, str], ...]:
     """(scheme, rest) of each address in a value; `file:` is a path."""
-    found = (match.groups() for text in texts(value) for match in _SCHEME.finditer(text))
+    found = (match.groups() for text in iter_texts(value) for match in _SCHEME.finditer(text))
     return tuple((scheme.lower(), rest) for scheme, rest in found if scheme.lower() != "file")
 
 
-def climbs(value: Any) -> bool:
+def has_parent_reference(value: Any) -> bool:
     """True when a `..` stands in it as a folder."""
-    return any(_UP.search(text) for text in texts(value))
+    return any(_UP.search(text) for text in iter_texts(value))
 
 
 def _without_addresses(text: str) -> str:
     return _SCHEME.sub(lambda match: match[0] if match[1].lower() == "file" else "", text)
 
 
-def matches(text: str, pattern: str) -> bool:
+def matches_pattern(text: str, pattern: str) -> bool:
     """True when a glob pattern is the whole of `text`: `*` and `?` stay within a folder, `**` does not; `*` alone is anything."""
     return _compiled(pattern).fullmatch(text) is not None
 
 
-def inside(path: str, pattern: str) -> bool:
+def is_inside_pattern(path: str, pattern: str) -> bool:
     """True when `path` is a folder that the pattern matches, or below one."""
     folder = _compiled(pattern.rstrip("/")).pattern  # of `/` nothing is left: everything is below it
     return re.compile(f"(?:{folder})(?:/.*)?", re.DOTALL).fullmatch(path) is not None

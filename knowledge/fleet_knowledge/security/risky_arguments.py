@@ -47,26 +47,26 @@ _DESTROYS: Mapping[str, str] = {"delete_ckpt_after_loading": "deletes the model'
 _REFUSED = {**_CODE, **_LISTENS, **_CONNECTS, **_DESTROYS}
 
 # Models and what is read like one: a name of the hub or a path, some as NAME=PATH
-MODELS = (
+MODEL_ARGUMENTS = (
     *("model_path", "tokenizer_path", "speculative_draft_model_path", "speculative_token_map", "lora_paths", "uno_lora_path"),
     *("kt_weight_path", "kt_amx_weight_path", "modelopt_checkpoint_restore_path", "quantization_param_path", "ds_channel_config_path"),
 )
 # Slashes that are no paths
-PLAIN = ("served_model_name", "weight_version", "constrained_json_whitespace_pattern", "api_key", "admin_api_key")
-RUNS_MODEL_CODE = ("trust_remote_code",)
-MEETS = ("dist_init_addr",)  # where the ranks of a server meet: on one host, that host
+NOT_PATHS = ("served_model_name", "weight_version", "constrained_json_whitespace_pattern", "api_key", "admin_api_key")
+MODEL_CODE_ARGUMENTS = ("trust_remote_code",)
+RENDEZVOUS_ARGUMENTS = ("dist_init_addr",)  # where the ranks of a server meet: on one host, that host
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class NamedModel:
     """A model that an argument names: `name` as it is written, without the `NAME=` of an adapter."""
 
     argument: str
     name: str
 
 
-def danger(name: str, value: Any) -> str:
+def argument_risk(name: str, value: Any) -> str:
     """What an argument makes a server do beyond serving, in words after its name; empty for nothing. Paths and models are judged apart."""
     if value is False or value is None:
         return ""
@@ -74,15 +74,15 @@ def danger(name: str, value: Any) -> str:
         return _REFUSED[name]
     if name == "hicache_storage_backend" and value == "dynamic":
         return "dynamic names Python code that is imported"
-    if name in MEETS and str(value).rpartition(":")[0] not in LOOPBACK:
+    if name in RENDEZVOUS_ARGUMENTS and str(value).rpartition(":")[0] not in LOOPBACK:
         return "lets the server listen at an address of the network"
-    has_address = name not in MODELS and name not in PLAIN and bool(addresses_in(value))
+    has_address = name not in MODEL_ARGUMENTS and name not in NOT_PATHS and bool(addresses_in(value))
     return "holds an address to connect to or to listen at" if has_address else ""
 
 
-def models_in(args: Mapping[str, Any]) -> tuple[Model, ...]:
+def models_in(args: Mapping[str, Any]) -> tuple[NamedModel, ...]:
     """Every model that the arguments name."""
-    return tuple(Model(name, text) for name in MODELS for text in _names(args.get(name)))
+    return tuple(NamedModel(name, text) for name in MODEL_ARGUMENTS for text in _names(args.get(name)))
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from fleet_knowledge.security.path_patterns import addresses_in, climbs
+from fleet_knowledge.security.path_patterns import addresses_in, has_parent_reference
 
 # By family: each is read by a library of the server. What tunes nothing (HOME, PATH, http_proxy, LD_…) is not here.
-TUNING: tuple[str, ...] = (
+TUNING_FAMILIES: tuple[str, ...] = (
     *("NCCL_*", "RCCL_*", "MSCCLPP_*", "NVSHMEM_*", "UCX_*", "GLOO_*", "MC_*", "MOONCAKE_*", "NIXL_*", "DEEPEP_*", "DEEP_EP_*"),
     *("SGLANG_*", "SGL_*", "VLLM_*", "FLASHINFER_*", "DG_*", "FLA_*", "CUTE_DSL_*", "NVTE_*", "LMCACHE_*", "KT_*"),
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "CUBLASLT_*", "NVIDIA_TF32_OVERRIDE"),
@@ -93,9 +93,9 @@ _BEYOND_GPUS: dict[str, str] = {
 _DANGERS = _LOADS_CODE | _REACHES_OUT | _BEYOND_GPUS
 
 # A loader finds such a library by name in the system's own folders; with a slash it is a file of anybody's choice.
-_BY_NAME = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN")
+_LIBRARIES_BY_NAME = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN")
 # Whatever the value: it is a switch or a number that does it
-_EVEN_A_SWITCH: dict[str, str] = {
+_ALWAYS_RISKY: dict[str, str] = {
     "BENCHFLEET_*": "is the agent's own",
     "HF_DEBUG": "writes the tokens of requests into the log",
     "SGLANG_DUMPER_SERVER_PORT": "opens a port that takes commands",
@@ -106,28 +106,28 @@ _PATHS_ONLY = ("HF_HOME",)  # by its form it were dangerous: nothing is loaded f
 _SWITCHES = ("", "0", "1", "true", "false", "True", "False", "TRUE", "FALSE", "on", "off", "ON", "OFF", "yes", "no")
 
 
-def tunes(name: str, patterns: tuple[str, ...] = TUNING) -> bool:
+def is_tuning_variable(name: str, patterns: tuple[str, ...] = TUNING_FAMILIES) -> bool:
     """True when a variable is of a family that tunes servers."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def danger(name: str, value: str) -> str:
+def variable_risk(name: str, value: str) -> str:
     """What a variable makes a server do beyond tuning it, in words after its name; empty for nothing. Paths in it are judged apart."""
-    if always := _first(_EVEN_A_SWITCH, name):
+    if always := _first_match(_ALWAYS_RISKY, name):
         return always
     if addresses_in(value) and not value.startswith("secret://"):
         return "holds an address to connect to"
-    return "" if _is_harmless(name, value) else _first(_DANGERS, name)
+    return "" if _is_harmless(name, value) else _first_match(_DANGERS, name)
 
 
-def _first(table: Mapping[str, str], name: str) -> str:
+def _first_match(table: Mapping[str, str], name: str) -> str:
     return next((what for pattern, what in table.items() if fnmatchcase(name, pattern)), "")
 
 
 def _is_harmless(name: str, value: str) -> bool:
     """A plain number or switch of a tuning family names no code."""
-    if name in _BY_NAME:
-        return bool(value) and "/" not in value and not climbs(value)
-    if name in _PATHS_ONLY or name in TUNING:
+    if name in _LIBRARIES_BY_NAME:
+        return bool(value) and "/" not in value and not has_parent_reference(value)
+    if name in _PATHS_ONLY or name in TUNING_FAMILIES:
         return True
-    return tunes(name) and not _first(_BEYOND_GPUS, name) and (value in _SWITCHES or value.isdecimal())
+    return is_tuning_variable(name) and not _first_match(_BEYOND_GPUS, name) and (value in _SWITCHES or value.isdecimal())

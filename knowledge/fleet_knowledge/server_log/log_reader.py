@@ -12,27 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleet_knowledge.server_log.diagnosis.accumulator import Story
+from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_knowledge.server_log.parsing.batch_columns import (
     DIGITS,
-    Layout,
-    Rows,
-    layout_of,
-    rows_of,
+    BatchColumns,
+    BatchLineLayout,
+    columns_from_batch,
+    detect_layout,
 )
 from fleet_knowledge.server_log.parsing.batch_lines import read_batch
-from fleet_knowledge.server_log.parsing.log_lines import Line, read_lines
-from fleet_knowledge.server_log.symptoms.prefilter import telling
+from fleet_knowledge.server_log.parsing.log_lines import LogLine, read_log_lines
+from fleet_knowledge.server_log.symptoms.prefilter import select_lines
 
 _LONGEST_LINE = 64 * 1024  # bytes; what is longer prints data, and its rest is passed over
 _LONGEST_SHAPE = 1024
 _BLOCK = _LONGEST_LINE  # so a line within one is never too long
-_SHAPES = 8192
-_WAITING = 4096  # batch lines, read together
-_NCCL_WAITING = 4096  # different lines
-_SIEVED_FROM = 2048  # shapes: a log with more has lines that are all unlike, and from there on only those with a telling word are read
-_LOOKS = 64  # at lines of one shape that tell of trouble: the next ones tell nothing new
+_MAX_SHAPES = 8192
+_MAX_BUFFERED_BATCHES = 4096  # batch lines, read together
+_MAX_BUFFERED_NCCL = 4096  # different lines
+_PREFILTER_FROM = 2048  # shapes: a log with more has lines that are all unlike, and from there on only those with a telling word are read
+_MAX_RELEVANT_PER_SHAPE = 64  # at lines of one shape that tell of trouble: the next ones tell nothing new
 _NUMBERS_MATTER = re.compile(rb"[Ee]rror \d|[Ee]rror: \d|exit(?:ed)?\W|[Ee]xit code|[Xx]id|rc=|signal|timeout|status")
 _BAR = re.compile(rb"%\|| Completed \|")
 _NCCL = re.compile(rb"N?CCL|^(?:HIP|ROCm) version|^Hostname +:|^Librccl")
@@ -50,7 +50,7 @@ _CALL = re.compile(
 
 
 @dataclass(slots=True)
-class _Bar:
+class _ProgressBar:
     """Progress bars of one shape: only the last is of interest."""
 
     raw: bytes = b""
@@ -58,7 +58,7 @@ class _Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _AnsweredRequest:
     """Answered requests of one shape."""
 
     healthy: bool | None  # of a health check; None for other requests
@@ -69,52 +69,52 @@ class _Skip:
     """Lines of this shape tell nothing."""
 
 
-class _Nccl:
+class _NcclLine:
     """Lines of this shape are for the reader of NCCL's."""
 
 
-class _LookAgain:
+class _ReadEach:
     """Lines of this shape are read word by word, each."""
 
 
 _SKIP: Final = _Skip()
-_NCCL_LINE: Final = _Nccl()
-_AGAIN: Final = _LookAgain()
-_Action = Layout | _Bar | _Answer | _Skip | _Nccl | _LookAgain
+_NCCL_LINE: Final = _NcclLine()
+_READ_EACH: Final = _ReadEach()
+_Action = BatchLineLayout | _ProgressBar | _AnsweredRequest | _Skip | _NcclLine | _ReadEach
 
 
 @dataclass(slots=True)
 class LogReader:
     """Feed it a log in any pieces, in order; `finish` tells what it comes to. Never raises, whatever the bytes."""
 
-    _story: Story = field(default_factory=Story)
+    _accumulator: LogAccumulator = field(default_factory=LogAccumulator)
     _carry: list[bytes] = field(default_factory=list)
     _carried: int = 0
     _actions: dict[bytes, _Action] = field(default_factory=dict)
-    _looks: dict[bytes, int] = field(default_factory=dict)
-    _layouts: list[Layout] = field(default_factory=list)
-    _odd: list[Rows] = field(default_factory=list)
+    _relevant_counts: dict[bytes, int] = field(default_factory=dict)
+    _layouts: list[BatchLineLayout] = field(default_factory=list)
+    _irregular_columns: list[BatchColumns] = field(default_factory=list)
     _batches: int = 0
     _read: int = 0  # batch lines read, of those numbered by _batches
-    _bars: list[_Bar] = field(default_factory=list)
+    _bars: list[_ProgressBar] = field(default_factory=list)
     _nccl: dict[bytes, int] = field(default_factory=dict)
     _at: int = 0
     _generation: int = 0  # of the actions: how often they were forgotten
-    _unlike: int = 0  # shapes so far
-    _once: set[int] = field(default_factory=set)  # hashes of shapes that the sieve has passed over
-    _sieved_from: int = _SIEVED_FROM
+    _shape_count: int = 0  # shapes so far
+    _seen_once: set[int] = field(default_factory=set)  # hashes of shapes that the sieve has passed over
+    _prefilter_from: int = _PREFILTER_FROM
 
     @property
     def phase(self) -> str:
         """The phase that the launch is in, empty before its first line."""
-        self._draw_bars()
-        return self._story.launch.phase
+        self._flush_progress_bars()
+        return self._accumulator.launch.phase
 
     @property
     def progress(self) -> tuple[int, int]:
         """(done, total) of that phase; (0, 0) where it counts nothing."""
-        self._draw_bars()
-        return self._story.launch.progress
+        self._flush_progress_bars()
+        return self._accumulator.launch.progress
 
     def feed(self, chunk: bytes) -> None:
         """The next bytes of the log."""
@@ -125,11 +125,11 @@ class LogReader:
 
     def finish(self) -> Diagnosis:
         """What the log comes to so far; a last line without its end counts. More may be fed afterwards."""
-        self._take(b"".join(self._carry))
+        self._process_lines(b"".join(self._carry))
         self._carry, self._carried = [], 0
         self._flush()
-        self._hand_over_nccl()
-        return self._story.told()
+        self._flush_nccl()
+        return self._accumulator.build_diagnosis()
 
     def _feed_block(self, block: bytes) -> None:
         end = block.rfind(b"\n")
@@ -138,7 +138,7 @@ class LogReader:
             return
         first = block.find(b"\n")
         self._keep(block[:first])
-        self._take(b"".join(self._carry) + block[first:end])
+        self._process_lines(b"".join(self._carry) + block[first:end])
         self._carry, self._carried = [], 0
         self._keep(block[end + 1 :])
 
@@ -148,20 +148,20 @@ class LogReader:
             self._carry.append(part)
             self._carried += len(part)
 
-    def _take(self, block: bytes) -> None:
+    def _process_lines(self, block: bytes) -> None:
         """Whole lines."""
         lines, shapes = block.split(b"\n"), block.translate(None, DIGITS).split(b"\n")
         done = 0
         while done < len(lines):
-            done += self._take_known(lines[done:], shapes[done:])
+            done += self._process_by_shape(lines[done:], shapes[done:])
 
-    def _take_known(self, lines: Sequence[bytes], shapes: Sequence[bytes]) -> int:
+    def _process_by_shape(self, lines: Sequence[bytes], shapes: Sequence[bytes]) -> int:
         """How many lines were taken: not all when the actions were forgotten on the way."""
-        counted, limit, generation = self._batches, self._read + _WAITING, self._generation
+        counted, limit, generation = self._batches, self._read + _MAX_BUFFERED_BATCHES, self._generation
         worth: list[set[int]] = []  # filled when first needed
-        skip, again, layout, nccl_line, nccl = _SKIP, _AGAIN, Layout, _NCCL_LINE, self._nccl
+        skip, again, layout, nccl_line, nccl = _SKIP, _READ_EACH, BatchLineLayout, _NCCL_LINE, self._nccl
         for index, action in enumerate(map(self._actions.get, shapes)):
-            if action is skip or (action is None and self._is_dull(index, lines, shapes, worth)):
+            if action is skip or (action is None and self._is_skippable(index, lines, shapes, worth)):
                 continue
             raw = lines[index]
             if action.__class__ is layout:
@@ -177,26 +177,26 @@ class LogReader:
                 continue
             elif action is None or action is again:
                 self._batches = counted
-                self._look(raw, shapes[index])
+                self._read_new_shape(raw, shapes[index])
             else:
-                self._act(action, raw)
+                self._apply_action(action, raw)
                 continue
             if generation != self._generation:
                 return index + 1
-            counted, limit = self._batches, self._read + _WAITING
+            counted, limit = self._batches, self._read + _MAX_BUFFERED_BATCHES
         self._batches = counted
         return len(lines)
 
-    def _is_dull(self, index: int, lines: Sequence[bytes], shapes: Sequence[bytes], worth: list[set[int]]) -> bool:
+    def _is_skippable(self, index: int, lines: Sequence[bytes], shapes: Sequence[bytes], worth: list[set[int]]) -> bool:
         """Whether the sieve passes over a line of unknown shape; the first shapes of a log are all read."""
-        if self._unlike < self._sieved_from:
-            self._unlike += 1
+        if self._shape_count < self._prefilter_from:
+            self._shape_count += 1
             return False
         if not worth:
-            worth.append(self._worth(lines, shapes, index))
+            worth.append(self._lines_to_read(lines, shapes, index))
         return index not in worth[0]
 
-    def _worth(self, lines: Sequence[bytes], shapes: Sequence[bytes], begin: int) -> set[int]:
+    def _lines_to_read(self, lines: Sequence[bytes], shapes: Sequence[bytes], begin: int) -> set[int]:
         """Which lines of unknown shape, from `begin` on, must be read. NCCL's calls that are like one that waits are counted here."""
         new = [index for index in range(begin, len(shapes)) if shapes[index] not in self._actions]
         text = b"\n".join([shapes[index] for index in new])
@@ -204,8 +204,8 @@ class LogReader:
             new = [index for index in new if not any(map(lines[index][:200].__contains__, _REQUEST_LOGS))]
         calls = {index for index in new if b"opCount" in shapes[index]} if b"opCount" in text else set()
         new = [index for index in new if index not in calls] if calls else new
-        worth = {new[place] for place in telling([lines[index] for index in new], [shapes[index] for index in new])}
-        self._pass_over([shapes[index] for index in new if index not in worth])
+        worth = {new[place] for place in select_lines([lines[index] for index in new], [shapes[index] for index in new])}
+        self._remember_skipped([shapes[index] for index in new if index not in worth])
         return worth | {index for index in calls if not self._is_known_call(lines[index])}
 
     def _is_known_call(self, raw: bytes) -> bool:
@@ -216,130 +216,130 @@ class LogReader:
         self._nccl[key] += 1
         return True
 
-    def _pass_over(self, dull: Sequence[bytes]) -> None:
+    def _remember_skipped(self, dull: Sequence[bytes]) -> None:
         """Shapes that tell nothing are known from their second block on: most never come again."""
         hashes = set(map(hash, dull))
-        if again := hashes & self._once:
-            room = max(_SHAPES - len(self._actions) - 1, 0)
+        if again := hashes & self._seen_once:
+            room = max(_MAX_SHAPES - len(self._actions) - 1, 0)
             known = [shape for shape in dull if hash(shape) in again and len(shape) <= _LONGEST_SHAPE]
             self._actions.update(dict.fromkeys(known[:room], _SKIP))
-        self._once = hashes if len(self._once) > _SHAPES else self._once | hashes
+        self._seen_once = hashes if len(self._seen_once) > _MAX_SHAPES else self._seen_once | hashes
 
-    def _act(self, action: _Action | None, raw: bytes) -> None:
-        if isinstance(action, _Answer):
-            self._story.answered(action.healthy, action.failed)
-        elif isinstance(action, _Nccl):
+    def _apply_action(self, action: _Action | None, raw: bytes) -> None:
+        if isinstance(action, _AnsweredRequest):
+            self._accumulator.add_answered_request(action.healthy, action.failed)
+        elif isinstance(action, _NcclLine):
             self._nccl[raw] = self._nccl.get(raw, 0) + 1
-            if len(self._nccl) >= _NCCL_WAITING:
-                self._hand_over_nccl()
-        elif isinstance(action, _Bar):
+            if len(self._nccl) >= _MAX_BUFFERED_NCCL:
+                self._flush_nccl()
+        elif isinstance(action, _ProgressBar):
             if not action.raw:
                 self._bars.append(action)
             self._at += 1
             action.raw, action.at = raw, self._at
 
-    def _look(self, raw: bytes, shape: bytes) -> None:
+    def _read_new_shape(self, raw: bytes, shape: bytes) -> None:
         """Word by word, and whether lines of this shape must be read so again."""
         raw, shape = _without_ids(raw, shape)
         action = self._actions.get(shape)
         if action is None:
-            self._make_room()
-            action = self._simple(raw)
+            self._clear_full_actions()
+            action = self._action_for_shape(raw)
             if action is not None and len(shape) <= _LONGEST_SHAPE:
                 self._actions[shape] = action
-        if action is None or isinstance(action, _LookAgain):
-            self._look_again(raw, shape)
-        elif isinstance(action, Layout):
+        if action is None or isinstance(action, _ReadEach):
+            self._read_each_line(raw, shape)
+        elif isinstance(action, BatchLineLayout):
             action.raws.append(raw)
             action.at.append(self._batches)
             self._batches += 1
         else:
-            self._act(action, raw)
+            self._apply_action(action, raw)
 
-    def _look_again(self, raw: bytes, shape: bytes) -> None:
-        dull, numbers_matter = self._read_words(raw), bool(_NUMBERS_MATTER.search(raw))
+    def _read_each_line(self, raw: bytes, shape: bytes) -> None:
+        dull, numbers_matter = self._read_messages(raw), bool(_NUMBERS_MATTER.search(raw))
         if len(shape) > _LONGEST_SHAPE:
             return
         if shape not in self._actions:
-            self._actions[shape] = _SKIP if dull and not numbers_matter else _AGAIN
+            self._actions[shape] = _SKIP if dull and not numbers_matter else _READ_EACH
         elif not dull:
-            self._looks[shape] = looks = self._looks.get(shape, 0) + 1
-            if looks >= _LOOKS and not numbers_matter and not self._story.moves(raw):
+            self._relevant_counts[shape] = looks = self._relevant_counts.get(shape, 0) + 1
+            if looks >= _MAX_RELEVANT_PER_SHAPE and not numbers_matter and not self._accumulator.is_launch_progress(raw):
                 self._actions[shape] = _SKIP
 
-    def _make_room(self) -> None:
-        if len(self._actions) >= _SHAPES:
+    def _clear_full_actions(self) -> None:
+        if len(self._actions) >= _MAX_SHAPES:
             self._flush()
             self._layouts = []
             self._generation += 1
             self._actions.clear()
-            self._looks.clear()
+            self._relevant_counts.clear()
 
-    def _simple(self, raw: bytes) -> _Action | None:
+    def _action_for_shape(self, raw: bytes) -> _Action | None:
         """What lines of this shape are, where one look is enough for all of them."""
-        if b" batch" in raw and (layout := layout_of(raw)):
+        if b" batch" in raw and (layout := detect_layout(raw)):
             self._layouts.append(layout)
             return layout
-        if any(map(raw[:200].__contains__, _REQUEST_LOGS)) or not self._story.may_tell(raw):
+        if any(map(raw[:200].__contains__, _REQUEST_LOGS)) or not self._accumulator.may_be_relevant(raw):
             return _SKIP
-        if not _one_message(raw):
+        if not _is_one_message(raw):
             return None
         if b"HTTP/" in raw and (found := _ACCESS.search(raw)):
-            return _answer(raw, found)
+            return _access_log_action(raw, found)
         if b"NCCL INFO" in raw:
-            return None if self._story.heeds(raw) else _NCCL_LINE
-        return _Bar() if _BAR.search(raw) else None
+            return None if self._accumulator.is_warning_or_failure(raw) else _NCCL_LINE
+        return _ProgressBar() if _BAR.search(raw) else None
 
-    def _read_words(self, raw: bytes) -> bool:
+    def _read_messages(self, raw: bytes) -> bool:
         """True when no message of the line told anything."""
-        self._draw_bars()
+        self._flush_progress_bars()
         dull = True
-        for line in read_lines(raw):
+        for line in read_log_lines(raw):
             if batch := read_batch(line):
-                self._odd.append(rows_of(batch, line, self._batches))
-                self._story.sample(batch, self._batches)
+                self._irregular_columns.append(columns_from_batch(batch, line, self._batches))
+                self._accumulator.keep_sample(batch, self._batches)
                 self._batches += 1
                 dull = False
                 continue
             if _NCCL.search(line.text.encode()):
-                self._nccl_message(line)
-            if self._story.turns(line):
+                self._add_nccl_message(line)
+            if self._accumulator.needs_flush_before(line):
                 self._flush()
-            self._story.batches = self._batches
-            dull = not self._story.take(line) and dull
+            self._accumulator.batches = self._batches
+            dull = not self._accumulator.add_message(line) and dull
         return dull
 
-    def _nccl_message(self, line: Line) -> None:
-        self._act(_NCCL_LINE, line.text.encode())
+    def _add_nccl_message(self, line: LogLine) -> None:
+        self._apply_action(_NCCL_LINE, line.text.encode())
 
-    def _draw_bars(self) -> None:
+    def _flush_progress_bars(self) -> None:
         bars, self._bars = sorted(self._bars, key=lambda bar: bar.at), []
         for bar in bars:
             raw, bar.raw = bar.raw, b""
-            for line in read_lines(raw):
-                self._story.take(line)
+            for line in read_log_lines(raw):
+                self._accumulator.add_message(line)
 
     def _flush(self) -> None:
         """Batch lines that wait are added up."""
-        self._draw_bars()
-        pieces, self._odd = self._odd, []
+        self._flush_progress_bars()
+        pieces, self._irregular_columns = self._irregular_columns, []
         for layout in self._layouts:
             if layout.raws:
-                self._story.sample_raw(layout.raws, layout.at)
-                pieces += layout.rows()
-        self._read = self._story.batches = self._batches
-        self._story.add(pieces)
+                self._accumulator.keep_raw_samples(layout.raws, layout.at)
+                pieces += layout.drain_columns()
+        self._read = self._accumulator.batches = self._batches
+        self._accumulator.add_batches(pieces)
 
-    def _hand_over_nccl(self) -> None:
+    def _flush_nccl(self) -> None:
         waiting = list(self._nccl.items())
         self._nccl.clear()
         for raw, times in waiting:
-            for line in read_lines(raw):
-                self._story.nccl_line(line, times)
+            for line in read_log_lines(raw):
+                self._accumulator.add_nccl_line(line, times)
 
 
-def _one_message(raw: bytes) -> bool:
-    return len(list(read_lines(raw))) == 1
+def _is_one_message(raw: bytes) -> bool:
+    return len(list(read_log_lines(raw))) == 1
 
 
 def _without_ids(raw: bytes, shape: bytes) -> tuple[bytes, bytes]:
@@ -352,6 +352,6 @@ def _without_ids(raw: bytes, shape: bytes) -> tuple[bytes, bytes]:
     return raw, plain.translate(None, DIGITS) if len(plain) < len(raw) else raw.translate(None, DIGITS)
 
 
-def _answer(raw: bytes, found: re.Match[bytes]) -> _Answer | _Skip:
+def _access_log_action(raw: bytes, found: re.Match[bytes]) -> _AnsweredRequest | _Skip:
     health, failed = _HEALTH.search(raw), found[1].startswith(b"5")
-    return _Answer(health[1] == b"200" if health else None, failed) if health or failed else _SKIP
+    return _AnsweredRequest(health[1] == b"200" if health else None, failed) if health or failed else _SKIP

@@ -16,7 +16,7 @@ _EXPERT_BACKENDS = ("deepep", "mooncake", "nixl", "ascend_fuseep", "flashinfer",
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ArgumentChange:
     """One argument as it was asked for and as it is shown, among all that are shown."""
 
     value: Any
@@ -32,17 +32,17 @@ class KnownChange:
     versions: Between
     source: str
     why: str
-    holds: Callable[[Asked], bool]
+    holds: Callable[[ArgumentChange], bool]
 
 
-def known_change(name: str, asked: Asked, version: str) -> KnownChange | None:
+def find_known_change(name: str, asked: ArgumentChange, version: str) -> KnownChange | None:
     """The row that explains the change in `version`; in every version where that cannot be read."""
     release = Release.read(version)
     rows = (row for row in KNOWN_CHANGES if row.argument == name and row.versions.holds(release))
     return next((row for row in rows if _holds(row, asked)), None)
 
 
-def _holds(row: KnownChange, asked: Asked) -> bool:
+def _holds(row: KnownChange, asked: ArgumentChange) -> bool:
     """What is not the number that a row reckons with is not explained by it."""
     try:
         return row.holds(asked)
@@ -50,58 +50,58 @@ def _holds(row: KnownChange, asked: Asked) -> bool:
         return False
 
 
-def _chain(asked: Asked) -> bool:
+def _chain(asked: ArgumentChange) -> bool:
     steps = asked.all_shown.get("speculative_num_steps")
     return asked.all_shown.get("speculative_eagle_topk") == 1 and isinstance(steps, int) and asked.shown == steps + 1
 
 
-def _is_for(shown: int, *algorithms: str) -> Callable[[Asked], bool]:
+def _becomes_with_algorithm(shown: int, *algorithms: str) -> Callable[[ArgumentChange], bool]:
     return lambda asked: asked.shown == shown and asked.all_shown.get("speculative_algorithm") in algorithms
 
 
-def _becomes(value: Any, shown: Any) -> Callable[[Asked], bool]:
+def _becomes(value: Any, shown: Any) -> Callable[[ArgumentChange], bool]:
     return lambda asked: (asked.value, asked.shown) == (value, shown)
 
 
-def _uses(asked: Asked, *backends: str) -> bool:
+def _uses(asked: ArgumentChange, *backends: str) -> bool:
     return any(asked.all_shown.get(name) in backends for name in _BACKENDS)
 
 
-def _page_of(*backends: str) -> Callable[[Asked], bool]:
+def _page_of(*backends: str) -> Callable[[ArgumentChange], bool]:
     return lambda asked: asked.shown in (32, 64, 128) and _uses(asked, *backends)
 
 
-def _scaled(asked: Asked, factor: float) -> bool:
+def _scaled(asked: ArgumentChange, factor: float) -> bool:
     return abs(float(asked.shown) - float(asked.value) * factor) < 1e-9
 
 
-def _relaxed_for_dp(asked: Asked) -> bool:
+def _relaxed_for_dp(asked: ArgumentChange) -> bool:
     return bool(asked.all_shown.get("enable_dp_attention")) and _scaled(asked, 0.3)
 
 
-def _shared_over_dp(asked: Asked) -> bool:
+def _shared_over_dp(asked: ArgumentChange) -> bool:
     ranks = asked.all_shown.get("attn_dp_size") or asked.all_shown.get("dp_size") or 1
     return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(asked.value) // int(ranks)
 
 
-def _experts_over_all(asked: Asked) -> bool:
+def _experts_over_all(asked: ArgumentChange) -> bool:
     switched = asked.all_shown.get("enable_ep_moe") or asked.all_shown.get("enable_deepep_moe")
     return bool(asked.shown == asked.all_shown.get("tp_size") and (switched or asked.all_shown.get("moe_a2a_backend") in _EXPERT_BACKENDS))
 
 
-def _off_with_speculation(asked: Asked) -> bool:
+def _off_with_speculation(asked: ArgumentChange) -> bool:
     return not asked.shown and bool(asked.all_shown.get("speculative_algorithm"))
 
 
-def _overlap_off(asked: Asked) -> bool:
+def _overlap_off(asked: ArgumentChange) -> bool:
     return bool(asked.shown and (asked.all_shown.get("speculative_algorithm") or (asked.all_shown.get("pp_size") or 1) > 1))
 
 
-def _one_rank(asked: Asked) -> bool:
+def _one_rank(asked: ArgumentChange) -> bool:
     return not asked.shown and asked.all_shown.get("dp_size") == 1
 
 
-def _ngram_breadth(asked: Asked) -> bool:
+def _ngram_breadth(asked: ArgumentChange) -> bool:
     shown = asked.all_shown
     return shown.get("speculative_algorithm") == "NGRAM" and asked.shown == shown.get("speculative_ngram_max_bfs_breadth")
 
@@ -126,15 +126,15 @@ KNOWN_CHANGES = (
     ),
     KnownChange(
         "speculative_num_steps", Between("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "this algorithm always has 1", _is_for(1, "DFLASH", "DSPARK"),
+        "this algorithm always has 1", _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
     ),
     KnownChange(
         "speculative_num_steps", Between("0.5.3"), f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "NGRAM has no steps", _is_for(0, "NGRAM"),
+        "NGRAM has no steps", _becomes_with_algorithm(0, "NGRAM"),
     ),
     KnownChange(
         "speculative_eagle_topk", Between("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "this algorithm always has 1", _is_for(1, "DFLASH", "DSPARK"),
+        "this algorithm always has 1", _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
     ),
     KnownChange(
         "speculative_eagle_topk", Between("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.18",

@@ -7,24 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.server_configuration import Configuration
-from fleet_knowledge.sglang.environment_rules import overwrites
-from fleet_knowledge.sglang.parallelism import speaks_nccl
-from fleet_knowledge.sglang.server_arguments import arguments
+from fleet_knowledge.server_configuration import ServerConfiguration
+from fleet_knowledge.sglang.environment_rules import find_overwrites
+from fleet_knowledge.sglang.parallelism import exchanges_over_nccl
+from fleet_knowledge.sglang.server_arguments import known_arguments
 from fleet_knowledge.sglang.speculation.resolved_arguments import (
     ALGORITHM,
     DRAFT,
     DRAFT_TOKENS,
     STEPS,
     TOPK,
-    settle,
+    resolve_speculation,
 )
 
 _SPECULATION = (STEPS, TOPK, DRAFT_TOKENS, DRAFT)
 
 
 @dataclass(frozen=True, slots=True)
-class Vain:
+class IneffectiveSetting:
     """One setting that changes nothing. `subject` is `args.NAME` or `env.NAME`; `why` completes `it changes nothing: …`."""
 
     subject: str
@@ -32,12 +32,12 @@ class Vain:
 
 
 @dataclass(frozen=True, slots=True)
-class Effective:
+class EffectiveConfiguration:
     """What takes effect, and the settings that do not. Two servers with the same `args` and `env` here are one."""
 
     args: Mapping[str, Any]
     env: Mapping[str, str]
-    vain: tuple[Vain, ...]
+    ineffective: tuple[IneffectiveSetting, ...]
 
     @property
     def identity(self) -> str:
@@ -45,17 +45,17 @@ class Effective:
         return json.dumps([{name: str(value) for name, value in self.args.items()}, dict(self.env)], sort_keys=True)
 
 
-def effective(asked: Configuration) -> Effective:
+def resolve_configuration(asked: ServerConfiguration) -> EffectiveConfiguration:
     """The configuration after SGLang's own changes; only what surely changes nothing is taken away."""
-    vain = (*_arguments(asked), *_variables(asked))
+    vain = (*_ineffective_arguments(asked), *_ineffective_variables(asked))
     gone = {each.subject for each in vain}
     args = {name: value for name, value in asked.args.items() if f"args.{name}" not in gone}
     env = {name: value for name, value in asked.env.items() if f"env.{name}" not in gone}
-    return Effective(_settled(asked, args), env, vain)
+    return EffectiveConfiguration(_with_resolved_arguments(asked, args), env, vain)
 
 
-def _settled(asked: Configuration, args: dict[str, Any]) -> dict[str, Any]:
-    settled = settle(asked)
+def _with_resolved_arguments(asked: ServerConfiguration, args: dict[str, Any]) -> dict[str, Any]:
+    settled = resolve_speculation(asked)
     if not settled.algorithm:
         return args
     chain = {change.argument: change.used for change in settled.adjustments if args.get(change.argument) is not None}
@@ -63,19 +63,19 @@ def _settled(asked: Configuration, args: dict[str, Any]) -> dict[str, Any]:
     return args | {ALGORITHM: settled.algorithm} | chain
 
 
-def _arguments(asked: Configuration) -> Iterator[Vain]:
+def _ineffective_arguments(asked: ServerConfiguration) -> Iterator[IneffectiveSetting]:
     speculates = bool(asked.text(ALGORITHM))
     for name, value in asked.args.items():
         if name.startswith("speculative_") and name != ALGORITHM and not speculates:
-            yield Vain(f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated")
+            yield IneffectiveSetting(f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated")
         elif _is_default(name, value):
-            yield Vain(f"args.{name}", f"{value} is SGLang's default")
-    if speculates and settle(asked).algorithm == "NGRAM" and asked.text(DRAFT):
-        yield Vain(f"args.{DRAFT}", "NGRAM has no draft model")
+            yield IneffectiveSetting(f"args.{name}", f"{value} is SGLang's default")
+    if speculates and resolve_speculation(asked).algorithm == "NGRAM" and asked.text(DRAFT):
+        yield IneffectiveSetting(f"args.{DRAFT}", "NGRAM has no draft model")
 
 
 def _is_default(name: str, value: Any) -> bool:
-    entry = arguments().get(name)
+    entry = known_arguments().get(name)
     if entry is None or not entry.default or not isinstance(value, str | int | float) or isinstance(value, bool):
         return False
     if str(value) == entry.default:
@@ -86,14 +86,14 @@ def _is_default(name: str, value: Any) -> bool:
         return False
 
 
-def _variables(asked: Configuration) -> Iterator[Vain]:
-    lost = {found.change.variable: found for found in overwrites(asked) if found.sure}
-    nccl = speaks_nccl(asked.args)
+def _ineffective_variables(asked: ServerConfiguration) -> Iterator[IneffectiveSetting]:
+    lost = {found.change.variable: found for found in find_overwrites(asked) if found.sure}
+    nccl = exchanges_over_nccl(asked.args)
     for name in asked.env:
         if name in lost:
             change = lost[name].change
-            yield Vain(f"env.{name}", f"SGLang sets it itself{f' because of {change.why}' if change.why else ''}")
+            yield IneffectiveSetting(f"env.{name}", f"SGLang sets it itself{f' because of {change.why}' if change.why else ''}")
         elif name.startswith(("NCCL_", "RCCL_")) and not nccl:
-            yield Vain(f"env.{name}", "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)")
+            yield IneffectiveSetting(f"env.{name}", "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)")
         elif name == "SGLANG_SIMULATE_ACC_LEN" and not asked.text(ALGORITHM):
-            yield Vain(f"env.{name}", "nothing is speculated")
+            yield IneffectiveSetting(f"env.{name}", "nothing is speculated")

@@ -12,16 +12,16 @@ WHOLE, COUNTED, NUMBER = "whole", "counted", "number"
 
 
 @cache
-def numbers() -> Mapping[str, str]:
+def numeric_arguments() -> Mapping[str, str]:
     """Option → `whole`, `counted` or `number`, by SGLang's own name."""
     lines = files(__package__).joinpath("numeric_arguments.txt").read_text(encoding="utf-8").splitlines()
     words = (line.split() for line in lines if line and not line.startswith("#"))
     return {name: kind for name, kind in words}
 
 
-def takes(name: str, value: object) -> bool:
+def accepts_value(name: str, value: object) -> bool:
     """What argparse makes of the value's text. True for an option that is not known to take a number."""
-    kind, text = numbers().get(name), str(value)
+    kind, text = numeric_arguments().get(name), str(value)
     if kind is None:
         return True
     return _is(int, text) or (kind == COUNTED and bool(_COUNTED.fullmatch(text))) or (kind == NUMBER and _is(float, text))

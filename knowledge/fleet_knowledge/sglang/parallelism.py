@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fleet_knowledge.release import Between
-from fleet_knowledge.server_configuration import ERROR, INFO, WARNING, Configuration, Remark
-from fleet_knowledge.sglang_releases import Holds, holds
+from fleet_knowledge.server_configuration import (
+    ERROR,
+    INFO,
+    WARNING,
+    RuleFinding,
+    ServerConfiguration,
+)
+from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
 # Options that make ep_size the same as tp_size whatever is asked (0.4.1 - 0.5.9 server_args.py).
 _EP_IS_TP: tuple[tuple[str, Any], ...] = (
@@ -16,13 +22,13 @@ _EP_IS_TP: tuple[tuple[str, Any], ...] = (
 _SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_dp_size", "moe_dp_size", "attn_cp_size", "dcp_size")
 
 
-def ranks(args: Mapping[str, Any]) -> int:
+def count_ranks(args: Mapping[str, Any]) -> int:
     """Processes with a GPU each: tensor × pipeline sizes, times the replicas of data parallelism; data-parallel attention adds none."""
-    asked = Configuration(args)
-    return asked.size("tp_size") * asked.size("pp_size") * replicas(asked)
+    asked = ServerConfiguration(args)
+    return asked.size("tp_size") * asked.size("pp_size") * count_replicas(asked)
 
 
-def replicas(asked: Configuration) -> int:
+def count_replicas(asked: ServerConfiguration) -> int:
     """Copies of the whole model that data parallelism makes."""
     return 1 if asked.is_on("enable_dp_attention") else asked.size("dp_size")
 
@@ -32,112 +38,112 @@ def is_on_cpu(args: Mapping[str, Any]) -> bool:
     return str(args.get("device", "")).lower() == "cpu"
 
 
-def needed_gpus(args: Mapping[str, Any]) -> int:
+def count_needed_gpus(args: Mapping[str, Any]) -> int:
     """GPUs that a launch takes; 0 on a CPU."""
-    return 0 if is_on_cpu(args) else ranks(args)
+    return 0 if is_on_cpu(args) else count_ranks(args)
 
 
-def speaks_nccl(args: Mapping[str, Any]) -> bool:
+def exchanges_over_nccl(args: Mapping[str, Any]) -> bool:
     """True when ranks exchange tensors through NCCL: several GPU ranks in one copy of the model. Replicas exchange none."""
-    asked = Configuration(args)
+    asked = ServerConfiguration(args)
     return not is_on_cpu(args) and asked.size("tp_size") * asked.size("pp_size") > 1
 
 
-def remarks(asked: Configuration) -> Iterator[Remark]:
+def apply_parallelism_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about the parallel sizes of one configuration."""
     for rule in _RULES:
         yield from rule(asked)
 
 
-def _sizes(asked: Configuration) -> Iterator[Remark]:
+def _sizes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     for name in _SIZES:
         value = asked.args.get(name)
         if value is not None and (asked.number(name) or 0) < 1:
-            yield Remark("bad_parallel_size", ERROR, f"args.{name}", f"`{name}` is {value!r}, not a number above 0", "write 1 or more")
+            yield RuleFinding("bad_parallel_size", ERROR, f"args.{name}", f"`{name}` is {value!r}, not a number above 0", "write 1 or more")
 
 
-def _gpus(asked: Configuration) -> Iterator[Remark]:
+def _gpus(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     if asked.gpus is None:
         return
-    needed, here = needed_gpus(asked.args), asked.gpus * asked.nodes
+    needed, here = count_needed_gpus(asked.args), asked.gpus * asked.nodes
     if needed > here:
         given = f"gpus is {asked.gpus}" + (f" on each of {asked.nodes} hosts" if asked.nodes > 1 else "")
         message = f"{given}, but the arguments take {needed} ({_product(asked)}), a GPU for each rank: the launch fails"
         hint = "write gpus: 0 with device: cpu in args for a CPU server, or " if asked.gpus == 0 else ""
         hint += f"write gpus: {-(-needed // asked.nodes)}, or smaller sizes"
-        shared = replicas(asked) > 1 and asked.size("tp_size") * asked.size("pp_size") <= here and asked.gpus > 0
+        shared = count_replicas(asked) > 1 and asked.size("tp_size") * asked.size("pp_size") <= here and asked.gpus > 0
         hint += "; where data-parallel attention is meant, whose ranks share the GPUs: enable_dp_attention: true" if shared else ""
-        yield Remark("too_few_gpus", ERROR, "gpus", message, hint)
+        yield RuleFinding("too_few_gpus", ERROR, "gpus", message, hint)
     elif needed < here and is_on_cpu(asked.args):
-        yield Remark("gpus_mismatch", WARNING, "gpus", f"gpus is {asked.gpus}, but `device: cpu` takes none", "write gpus: 0")
+        yield RuleFinding("gpus_mismatch", WARNING, "gpus", f"gpus is {asked.gpus}, but `device: cpu` takes none", "write gpus: 0")
     elif needed < here:
         message = f"gpus is {asked.gpus}, but the arguments take {needed} ({_product(asked)}): the others stand idle"
-        yield Remark("gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out")
+        yield RuleFinding("gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out")
 
 
-def _product(asked: Configuration) -> str:
-    parts = [f"tp_size {asked.size('tp_size')}", f"pp_size {asked.size('pp_size')}", f"dp_size {replicas(asked)}"]
+def _product(asked: ServerConfiguration) -> str:
+    parts = [f"tp_size {asked.size('tp_size')}", f"pp_size {asked.size('pp_size')}", f"dp_size {count_replicas(asked)}"]
     return " × ".join(part for part in parts if not part.endswith(" 1")) or "tp_size 1"
 
 
-def _dp_attention(asked: Configuration) -> Iterator[Remark]:
+def _dp_attention(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     tp, dp, groups = asked.size("tp_size"), asked.size("dp_size"), asked.size("attn_dp_size")
     name = "attn_dp_size" if groups > 1 else "dp_size"
     width = groups if groups > 1 else dp if asked.is_on("enable_dp_attention") else 1
     if tp % width:
         message = f"tp_size {tp} is not a multiple of `{name}` {width}: SGLang stops with an AssertionError"
-        yield Remark("parallel_sizes_disagree", ERROR, f"args.{name}", message, f"choose a `{name}` that divides {tp}")
+        yield RuleFinding("parallel_sizes_disagree", ERROR, f"args.{name}", message, f"choose a `{name}` that divides {tp}")
     if groups > 1 and dp > 1 and not asked.is_on("enable_dp_attention"):
         message = f"dp_size {dp} replicas together with attn_dp_size {groups} are refused"
-        yield Remark("parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two")
+        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two")
     if asked.is_on("enable_dp_attention") and max(dp, groups) == 1:
         message = "`enable_dp_attention` has no effect with dp_size 1: SGLang turns it off"
-        yield Remark("argument_without_effect", WARNING, "args.enable_dp_attention", message, "give dp_size, or leave it out")
+        yield RuleFinding("argument_without_effect", WARNING, "args.enable_dp_attention", message, "give dp_size, or leave it out")
 
 
-def _experts(asked: Configuration) -> Iterator[Remark]:
+def _experts(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     tp, ep = asked.size("tp_size"), asked.size("ep_size")
     forced = next((f"{name}: {value}" for name, value in _EP_IS_TP if asked.args.get(name) == value), None)
     if forced and asked.args.get("ep_size") is not None and ep != tp:
         message = f"SGLang runs ep_size {tp}, not {ep}: `{forced}` makes it the same as tp_size"
-        yield Remark("argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out")
+        yield RuleFinding("argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out")
     elif not forced and tp % ep:
         message = f"tp_size {tp} is not a multiple of ep_size {ep}: expert groups lie inside the tensor-parallel group"
-        yield Remark("parallel_sizes_disagree", ERROR, "args.ep_size", message, f"choose an ep_size that divides {tp}")
+        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.ep_size", message, f"choose an ep_size that divides {tp}")
 
 
-def _nodes(asked: Configuration) -> Iterator[Remark]:
+def _nodes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     if asked.nodes <= 1:
         return
     product = asked.size("tp_size") * asked.size("pp_size")
     if product % asked.nodes:
         message = f"tp_size × pp_size is {product}, not a multiple of {asked.nodes} hosts: SGLang stops with an AssertionError"
-        yield Remark("parallel_sizes_disagree", ERROR, "args.tp_size", message, f"choose sizes whose product divides by {asked.nodes}")
-    if replicas(asked) > 1:
+        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.tp_size", message, f"choose sizes whose product divides by {asked.nodes}")
+    if count_replicas(asked) > 1:
         message = "replicas of data parallelism do not span hosts: SGLang stops with an AssertionError"
-        yield Remark("parallel_sizes_disagree", ERROR, "args.dp_size", message, "use data-parallel attention, or one host")
+        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.dp_size", message, "use data-parallel attention, or one host")
 
 
-def _placed(asked: Configuration) -> Iterator[Remark]:
+def _placed(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     base, step = asked.number("base_gpu_id", 0) or 0, asked.number("gpu_id_step", 1) or 1
     if is_on_cpu(asked.args) or (base == 0 and step == 1):
         return
-    local = max(needed_gpus(asked.args) // asked.nodes, 1)
-    last, have = base + (local - 1) * step, needed_gpus(asked.args) if asked.gpus is None else asked.gpus
+    local = max(count_needed_gpus(asked.args) // asked.nodes, 1)
+    last, have = base + (local - 1) * step, count_needed_gpus(asked.args) if asked.gpus is None else asked.gpus
     at = "args.base_gpu_id" if base else "args.gpu_id_step"
     if last >= have:
         message = f"the last rank takes GPU {last}, but the launch sees {have}, numbered from 0: the agent gives each launch its own"
-        yield Remark("gpu_out_of_range", ERROR, at, message, "leave base_gpu_id and gpu_id_step out")
+        yield RuleFinding("gpu_out_of_range", ERROR, at, message, "leave base_gpu_id and gpu_id_step out")
 
 
-def _pipeline(asked: Configuration) -> Iterator[Remark]:
-    if asked.size("pp_size") > 1 and holds(Between("", "0.4.5"), asked.release) == Holds.YES:
+def _pipeline(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+    if asked.size("pp_size") > 1 and certainty_of(Between("", "0.4.5"), asked.release) == Certainty.YES:
         message = f"SGLang {asked.release} has no pipeline parallelism: it came with 0.4.6"
-        yield Remark("parallel_sizes_disagree", ERROR, "args.pp_size", message, "use tp_size, or a newer version")
+        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.pp_size", message, "use tp_size, or a newer version")
     if asked.size("pp_size") > 1 and asked.is_on("enable_mixed_chunk"):
-        severity = WARNING if asked.release is None else ERROR if holds(Between("", "0.5.9"), asked.release) else INFO
+        severity = WARNING if asked.release is None else ERROR if certainty_of(Between("", "0.5.9"), asked.release) else INFO
         message = "`enable_mixed_chunk` and pp_size above 1 exclude each other up to SGLang 0.5.9"
-        yield Remark("parallel_sizes_disagree", severity, "args.enable_mixed_chunk", message, "leave one of them out")
+        yield RuleFinding("parallel_sizes_disagree", severity, "args.enable_mixed_chunk", message, "leave one of them out")
 
 
-_RULES: tuple[Callable[[Configuration], Iterator[Remark]], ...] = (_sizes, _gpus, _dp_attention, _experts, _nodes, _placed, _pipeline)
+_RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (_sizes, _gpus, _dp_attention, _experts, _nodes, _placed, _pipeline)

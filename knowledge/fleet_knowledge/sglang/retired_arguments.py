@@ -9,7 +9,7 @@ from fleet_knowledge.release import Between
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class RetiredArgument:
     """`versions` still take the option and warn. `instead` is what to write, empty when nothing is needed."""
 
     versions: Between
@@ -17,12 +17,12 @@ class Retired:
     source: str
 
 
-def _rows(source: str, versions: Between, **instead: str) -> dict[str, Retired]:
-    return {name: Retired(versions, text, source) for name, text in instead.items()}
+def _rows(source: str, versions: Between, **instead: str) -> dict[str, RetiredArgument]:
+    return {name: RetiredArgument(versions, text, source) for name, text in instead.items()}
 
 
 # Source of each row: the option's own help or its action in sglang/srt/server_args.py (arg_groups from 0.5.15) of the wheels named.
-RETIRED: Mapping[str, Retired] = {
+RETIRED_ARGUMENTS: Mapping[str, RetiredArgument] = {
     **_rows(
         "0.4.1 server_args.py", Between("0.4.1", "0.4.2"),
         enable_overlap_schedule="", disable_flashinfer="attention_backend: triton",

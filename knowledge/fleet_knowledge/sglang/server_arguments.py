@@ -9,14 +9,14 @@ from functools import cache
 from importlib.resources import files
 
 from fleet_knowledge.release import Release
-from fleet_knowledge.sglang_releases import NEWEST_READ, Holds, has
+from fleet_knowledge.sglang_releases import NEWEST_SGLANG_READ, Certainty, certainty_of_presence
 
 _LONGEST_NAME = 80
 _SHORTEST_BEGINNING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ServerArgument:
     """One option. `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m several, x changed between versions.
 
     `first` and `last` are the first and last of the releases read that have it, `last` empty when the newest has. `default` is its
@@ -30,13 +30,13 @@ class Argument:
     default: str
     spellings: tuple[str, ...]
 
-    def is_in(self, release: Release | None) -> Holds:
+    def certainty_in(self, release: Release | None) -> Certainty:
         """Whether a version has it."""
-        return has(self.first, self.last, _table().read, release)
+        return certainty_of_presence(self.first, self.last, _table().read, release)
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class ResolvedName:
     """How an argument was read. `shortened`: completed to the one that it begins; `others`: what it begins as well, in some version."""
 
     name: str
@@ -48,7 +48,7 @@ class Spelling:
 @dataclass(frozen=True, slots=True)
 class _Table:
     read: tuple[Release, ...]
-    arguments: Mapping[str, Argument]
+    arguments: Mapping[str, ServerArgument]
     spellings: Mapping[str, str]
 
 
@@ -61,23 +61,23 @@ def _table() -> _Table:
     return _Table(tuple(release for text in read if (release := Release.read(text))), arguments, spellings)
 
 
-def _argument(line: str) -> Argument:
+def _argument(line: str) -> ServerArgument:
     name, first, last, kind, *rest = line.split()
     default = rest.pop(0)[1:] if rest and rest[0].startswith("=") else ""
-    return Argument(name, first, "" if last == "-" else last, kind, default, tuple(rest))
+    return ServerArgument(name, first, "" if last == "-" else last, kind, default, tuple(rest))
 
 
-def arguments() -> Mapping[str, Argument]:
+def known_arguments() -> Mapping[str, ServerArgument]:
     """All options of all releases read, by SGLang's own name."""
     return _table().arguments
 
 
-def aliases() -> Mapping[str, str]:
+def argument_aliases() -> Mapping[str, str]:
     """Other spellings → SGLang's own name."""
     return {spelling: name for spelling, name in _table().spellings.items() if spelling != name}
 
 
-def spell(written: str, release: Release | None = None) -> Spelling:
+def resolve_name(written: str, release: Release | None = None) -> ResolvedName:
     """SGLang's own name for what was written: dashes become underscores, other spellings their option, a unique beginning the whole.
 
     argparse takes a beginning that only one option has, so what is complete in one version is ambiguous in a later one. A beginning is
@@ -86,34 +86,34 @@ def spell(written: str, release: Release | None = None) -> Spelling:
     name = written.strip().lstrip("-").replace("-", "_")
     known = _table().spellings.get(name)
     if known:
-        return Spelling(known, known=True)
+        return ResolvedName(known, known=True)
     if len(name) < _SHORTEST_BEGINNING:
-        return Spelling(name, known=False)
+        return ResolvedName(name, known=False)
     begun = {entry.name for spelling, entry in _spellings() if spelling.startswith(name)}
     if not begun:
-        return Spelling(name, known=False)
-    meant = _meant(begun, release)
+        return ResolvedName(name, known=False)
+    meant = _option_meant(begun, release)
     if not meant:
-        return Spelling(name, known=False, others=tuple(sorted(begun)))
-    others = {other for other in begun if arguments()[other].is_in(release)}
-    return Spelling(meant, known=True, shortened=True, others=tuple(sorted(others - {meant})))
+        return ResolvedName(name, known=False, others=tuple(sorted(begun)))
+    others = {other for other in begun if known_arguments()[other].certainty_in(release)}
+    return ResolvedName(meant, known=True, shortened=True, others=tuple(sorted(others - {meant})))
 
 
-def _spellings() -> Iterable[tuple[str, Argument]]:
+def _spellings() -> Iterable[tuple[str, ServerArgument]]:
     table = _table()
     return ((spelling, table.arguments[name]) for spelling, name in table.spellings.items())
 
 
-def _meant(begun: set[str], release: Release | None) -> str:
+def _option_meant(begun: set[str], release: Release | None) -> str:
     """The one option that a beginning stands for; empty when no version tells."""
     for version in (release,) if release else reversed(_table().read):
-        here = [name for name in begun if arguments()[name].is_in(version) == Holds.YES]
-        if len(here) == 1 and (release or arguments()[here[0]].is_in(_table().read[-1])):
+        here = [name for name in begun if known_arguments()[name].certainty_in(version) == Certainty.YES]
+        if len(here) == 1 and (release or known_arguments()[here[0]].certainty_in(_table().read[-1])):
             return here[0]
     return ""
 
 
-def nearest(name: str) -> str:
+def nearest_argument(name: str) -> str:
     """The known option nearest to `name`, or an empty text."""
     known = _table().spellings
     found = get_close_matches(name, list(known), n=1, cutoff=0.75) if len(name) <= _LONGEST_NAME else []
@@ -122,13 +122,13 @@ def nearest(name: str) -> str:
 
 def is_negatable(name: str) -> bool:
     """True when the newest release read has a `--no-` form of it, so that false says something."""
-    entry = arguments().get(name)
+    entry = known_arguments().get(name)
     return entry is not None and entry.kind == "n" and not entry.last
 
 
-def newest() -> Release:
+def newest_release() -> Release:
     """The newest release that was read."""
     return _table().read[-1]
 
 
-__all__ = ["NEWEST_READ", "Argument", "Spelling", "aliases", "arguments", "is_negatable", "nearest", "newest", "spell"]
+__all__ = ["NEWEST_SGLANG_READ", "ServerArgument", "ResolvedName", "argument_aliases", "known_arguments", "is_negatable", "nearest_argument", "newest_release", "resolve_name"]

@@ -10,17 +10,21 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet_knowledge.sglang_metrics.prometheus_text import canonical, read_samples, total
+from fleet_knowledge.sglang_metrics.prometheus_text import (
+    canonical_metric_name,
+    read_samples,
+    total,
+)
 
 GENERATED = "sglang:generation_tokens_total"
 VERIFIED = "sglang:spec_verify_calls_total"
-LEAST = 1.0  # each verify step gives its bonus token
+MIN_ACCEPT_LENGTH = 1.0  # each verify step gives its bonus token
 _SURELY_WRONG = 0.9  # a step thrown away at a request's end may be counted
 _ROUNDING = 0.005  # an average printed with two digits
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptLength:
     """The accept length of a window. `source` names where it is from; `why` says why there is none."""
 
     length: float | None = None
@@ -29,94 +33,94 @@ class Accepted:
     why: str = ""
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """For people; what was not measured is never a number."""
         return "not measured" if self.length is None else f"{self.length:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class SpeculationCounters:
     """A server's counters at one moment; None: it has no such counter."""
 
     generated: float | None = None
     verified: float | None = None
 
     @classmethod
-    def of_text(cls, text: str) -> Counters:
+    def from_metrics(cls, text: str) -> SpeculationCounters:
         """From /metrics."""
         samples = read_samples(text)
         return cls(total(samples, GENERATED), total(samples, VERIFIED))
 
     @classmethod
-    def of_values(cls, values: Mapping[str, object]) -> Counters:
+    def from_values(cls, values: Mapping[str, object]) -> SpeculationCounters:
         """From figures by their names."""
-        named = {canonical(name): number(value) for name, value in values.items()}
+        named = {canonical_metric_name(name): finite_number(value) for name, value in values.items()}
         return cls(named.get(GENERATED), named.get(VERIFIED))
 
 
-def number(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """A finite number, or None."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
-def of_counters(before: Counters, after: Counters) -> Accepted:
+def accept_length_from_counters(before: SpeculationCounters, after: SpeculationCounters) -> AcceptLength:
     """Tokens by verify steps between two moments. A counter that fell means a server that restarted: nothing is known of the window."""
     if before.verified is None or after.verified is None:
-        return Accepted(why="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)")
+        return AcceptLength(why="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)")
     if before.generated is None or after.generated is None:
-        return Accepted(why="the server has no counter of generated tokens")
+        return AcceptLength(why="the server has no counter of generated tokens")
     if after.verified < before.verified or after.generated < before.generated:
-        return Accepted(why="a counter fell: the server restarted in the window")
+        return AcceptLength(why="a counter fell: the server restarted in the window")
     return _ratio(after.generated - before.generated, after.verified - before.verified, "counters")
 
 
-def of_requests(requests: Iterable[tuple[float | None, float | None]]) -> Accepted:
+def accept_length_from_requests(requests: Iterable[tuple[float | None, float | None]]) -> AcceptLength:
     """Of (completion tokens, verify steps) of each request, as `meta_info` tells them in every version; one that tells none is left out."""
-    told = [(tokens, steps) for tokens, steps in requests if tokens is not None and steps]
-    return _ratio(math.fsum(tokens for tokens, _ in told), math.fsum(steps for _, steps in told), "requests")
+    counted = [(tokens, steps) for tokens, steps in requests if tokens is not None and steps]
+    return _ratio(math.fsum(tokens for tokens, _ in counted), math.fsum(steps for _, steps in counted), "requests")
 
 
-def of_log_lines(lines: Iterable[tuple[float | None, float | None]]) -> Accepted:
+def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -> AcceptLength:
     """Of (accept length, verify steps behind it) of each decode line: weighted by interval × running requests, not one mean of lines."""
-    told = [(length, weight) for length, weight in lines if length is not None and length >= LEAST and weight and weight > 0]
-    weight = math.fsum(part for _, part in told)
+    weighted = [(length, weight) for length, weight in lines if length is not None and length >= MIN_ACCEPT_LENGTH and weight and weight > 0]
+    weight = math.fsum(part for _, part in weighted)
     if not weight:
-        return Accepted(why="no decode line in the window: one appears every 40 steps")
-    return Accepted(math.fsum(length * part for length, part in told) / weight, None, "log")
+        return AcceptLength(why="no decode line in the window: one appears every 40 steps")
+    return AcceptLength(math.fsum(length * part for length, part in weighted) / weight, None, "log")
 
 
-def of_average(average: float | None) -> Accepted:
+def accept_length_from_average(average: float | None) -> AcceptLength:
     """Of a server's average since its start or last flush. 0 is what it says before it has measured any."""
-    value = number(average)
-    if value is None or value < LEAST - _ROUNDING:
-        return Accepted(why="the server has not averaged anything yet: it does every 40 decode steps")
-    return Accepted(value, None, "server average")
+    value = finite_number(average)
+    if value is None or value < MIN_ACCEPT_LENGTH - _ROUNDING:
+        return AcceptLength(why="the server has not averaged anything yet: it does every 40 decode steps")
+    return AcceptLength(value, None, "server average")
 
 
-def of_last_run(before: float | None, verified_before: float, after: float | None, verified_in_run: float) -> Accepted:
+def accept_length_of_last_run(before: float | None, verified_before: float, after: float | None, verified_in_run: float) -> AcceptLength:
     """A run alone, of the server's averages before and after it and the verify steps up to it and in it.
 
     A figure below 1 means that the average was reset in between (/flush_cache): the later average is then the run's own.
     """
-    last, first = of_average(after), of_average(before)
+    last, first = accept_length_from_average(after), accept_length_from_average(before)
     if last.length is None or verified_in_run <= 0:
-        return Accepted(why=last.why or "no verify step in the run")
+        return AcceptLength(why=last.why or "no verify step in the run")
     if first.length is None or verified_before <= 0:
-        return Accepted(last.length, int(verified_in_run), "averages")
+        return AcceptLength(last.length, int(verified_in_run), "averages")
     alone = (last.length * (verified_before + verified_in_run) - first.length * verified_before) / verified_in_run
-    if alone < LEAST - _ROUNDING:
-        return Accepted(last.length, int(verified_in_run), "server average", "the average was reset between the runs")
-    return Accepted(alone, int(verified_in_run), "averages")
+    if alone < MIN_ACCEPT_LENGTH - _ROUNDING:
+        return AcceptLength(last.length, int(verified_in_run), "server average", "the average was reset between the runs")
+    return AcceptLength(alone, int(verified_in_run), "averages")
 
 
-def best(*found: Accepted) -> Accepted:
+def first_measured(*found: AcceptLength) -> AcceptLength:
     """The first that was measured; else the first reason."""
-    return next((one for one in found if one.length is not None), found[0] if found else Accepted())
+    return next((one for one in found if one.length is not None), found[0] if found else AcceptLength())
 
 
-def _ratio(tokens: float, steps: float, source: str) -> Accepted:
+def _ratio(tokens: float, steps: float, source: str) -> AcceptLength:
     if steps <= 0:
-        return Accepted(why="no verify step in the window: no speculation, or no request ended in it")
+        return AcceptLength(why="no verify step in the window: no speculation, or no request ended in it")
     if tokens < steps * _SURELY_WRONG:
-        return Accepted(why=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows")
-    return Accepted(tokens / steps, round(steps), source)
+        return AcceptLength(why=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows")
+    return AcceptLength(tokens / steps, round(steps), source)

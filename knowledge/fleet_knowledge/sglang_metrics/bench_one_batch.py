@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_knowledge.sglang_metrics.accept_length import number
+from fleet_knowledge.sglang_metrics.accept_length import finite_number
 
 _LINES = {
     "batch size": "batch_size",
@@ -45,7 +45,7 @@ _LINE_LIMIT = 1000
 _BENCHMARK = re.compile(r"^Benchmark \.\.\.", re.MULTILINE)
 
 
-def read(text: str) -> tuple[dict[str, Any], ...]:
+def read_one_batch_results(text: str) -> tuple[dict[str, Any], ...]:
     """Every batch measured; none for other text. Seconds, tokens per second. Never raises."""
     parts = _BENCHMARK.split("\n".join(_measured(text)), maxsplit=1)
     for source in (_json_lines, _batches, _stages, _table):
@@ -69,11 +69,11 @@ def _json_lines(text: str) -> Iterator[dict[str, Any]]:
         if not line.lstrip().startswith("{"):
             continue
         try:
-            told = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, dict) and "batch_size" in told and ("output_throughput" in told or "prefill_latency" in told):
-            yield {ours: told[name] for name, ours in _JSON.items() if name in told}
+        if isinstance(record, dict) and "batch_size" in record and ("output_throughput" in record or "prefill_latency" in record):
+            yield {ours: record[name] for name, ours in _JSON.items() if name in record}
 
 
 def _batches(text: str) -> Iterator[dict[str, Any]]:
@@ -124,8 +124,8 @@ def _table(text: str) -> Iterator[dict[str, Any]]:
 
 def _clean(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Whole numbers as such, and no accept length where none was measured."""
-    found = {name: round(value) if name in _WHOLE and number(value) is not None else value for name, value in batch.items()}
-    length = number(found.get("accept_len"))
+    found = {name: round(value) if name in _WHOLE and finite_number(value) is not None else value for name, value in batch.items()}
+    length = finite_number(found.get("accept_len"))
     if "accept_len" in found:
         found["accept_len"] = length if length is not None and length > 0 else None
     return found
@@ -136,4 +136,4 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return number(value)
+    return finite_number(value)

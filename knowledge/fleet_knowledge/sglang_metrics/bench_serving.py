@@ -64,17 +64,17 @@ _FIRST_TOKEN = ("ttft", "tpot", "itl", "peak")
 _RETOKENIZED_APART = 0.05
 _LINE_LIMIT = 400
 
-LOST = (
+LOST_REQUESTS_HINT = (
     "{share:.0f} % of the requests failed (typically the client's limit of open files or connections at an unlimited rate). "
     "Do not compare these numbers."
 )
-NONE_DONE = "No request was answered: none of the numbers is one of this server."
-UNSEEN = (
+NONE_DONE_HINT = "No request was answered: none of the numbers is one of this server."
+UNSEEN_HINT = (
     "The client did not see the output as it came (reasoning_content is not read by older clients of the chat API): its latencies are "
     "placeholders, not values. Use a newer client or the native /generate backend."
 )
-NO_GAPS = "there is no time between tokens: each answer was one token, or came in one piece; 0.00 is no value"
-NOT_STREAMED = "The answers were not streamed: the time to first token is that of the whole answer, and there is no time between tokens."
+NO_GAPS_WARNING = "there is no time between tokens: each answer was one token, or came in one piece; 0.00 is no value"
+NOT_STREAMED_HINT = "The answers were not streamed: the time to first token is that of the whole answer, and there is no time between tokens."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,48 +101,48 @@ class ServingSummary:
         }  # fmt: skip
 
 
-def read(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
+def read_serving_summaries(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
     """Every summary in the printed output or JSON lines of bench_serving; none for other text. Never raises.
 
     `requested`: the prompts asked for, where the caller knows; else `num_prompts=` or the progress bar tells.
     """
-    from_json = [judged(figures, requested or count) for figures, count in _json_lines(text)]
+    from_json = [judge_summary(figures, requested or count) for figures, count in _json_lines(text)]
     if from_json:
         return tuple(from_json)
     parts = _HEADER.split(text)
     before, blocks = (parts[0], parts[1:]) if len(parts) > 1 else (text, parts)
-    found, told = [], before
+    found, preceding = [], before
     for block in blocks:
         figures = _figures(block)
         if _SURE & figures.keys() and len(figures) > 1:
-            found.append(judged(figures, requested or _asked(told), streamed=not _NOT_STREAMED.search(told)))
-        told = block
+            found.append(judge_summary(figures, requested or _requested_prompts(preceding), streamed=not _NOT_STREAMED.search(preceding)))
+        preceding = block
     return tuple(found)
 
 
-def judged(figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True) -> ServingSummary:
+def judge_summary(figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True) -> ServingSummary:
     """The summary with what may be believed of it. Partial outweighs latencies that are placeholders."""
     completed, lost = figures.get("completed"), figures.get("failed")
     if requested is None and isinstance(completed, int) and isinstance(lost, int):
         requested = completed + lost
     failed = max(0, requested - completed) if requested is not None and isinstance(completed, int) else None
-    unseen = _unseen(figures)
-    invalid = tuple(kind for kind in _FIRST_TOKEN if (unseen or not streamed) and _of_kind(figures, kind))
+    unseen = _has_placeholder_zero(figures)
+    invalid = tuple(kind for kind in _FIRST_TOKEN if (unseen or not streamed) and _has_kind(figures, kind))
     blank = not invalid and figures.get("mean_itl_ms") == 0
     kinds = ("itl",) if blank else invalid
     valid = tuple(name for name in figures if name != "retokenized" and not any(_is_of(name, kind) for kind in kinds))
     status, hint = "ok", ""
     if invalid or unseen:
-        status, hint = "invalid_latency", UNSEEN if unseen else NOT_STREAMED
+        status, hint = "invalid_latency", UNSEEN_HINT if unseen else NOT_STREAMED_HINT
     if failed and requested:
-        status, hint = "partial", LOST.format(share=100 * failed / requested)
+        status, hint = "partial", LOST_REQUESTS_HINT.format(share=100 * failed / requested)
     if completed == 0:
-        status, hint, valid = "failed", NONE_DONE, ()
-    warnings = (*_warnings(figures, requested, unseen=unseen), *([NO_GAPS] if blank else []))
+        status, hint, valid = "failed", NONE_DONE_HINT, ()
+    warnings = (*_warnings(figures, requested, unseen=unseen), *([NO_GAPS_WARNING] if blank else []))
     return ServingSummary(figures, requested, status, failed, valid, kinds, hint, warnings)
 
 
-def _unseen(figures: Mapping[str, Any]) -> bool:
+def _has_placeholder_zero(figures: Mapping[str, Any]) -> bool:
     """A zero that would be the best value of all, though output came."""
     output = figures.get("total_output_tokens")
     if output is None:
@@ -165,7 +165,7 @@ def _is_of(name: str, kind: str) -> bool:
     return kind in name.split("_")
 
 
-def _of_kind(figures: Mapping[str, Any], kind: str) -> bool:
+def _has_kind(figures: Mapping[str, Any], kind: str) -> bool:
     return any(_is_of(name, kind) for name in figures)
 
 
@@ -200,7 +200,7 @@ def _value(name: str, text: str) -> Any:
     return round(value) if name in _WHOLE else value
 
 
-def _asked(text: str) -> int | None:
+def _requested_prompts(text: str) -> int | None:
     """`num_prompts=` of the arguments, else the length of the last progress bar."""
     found = list(_REQUESTED.finditer(text))
     named = [int(match[1]) for match in found if match[1]]
@@ -215,27 +215,27 @@ def _json_lines(text: str) -> Iterator[tuple[dict[str, Any], int | None]]:
         if not line.lstrip().startswith("{"):
             continue
         try:
-            told = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, dict) and "completed" in told and "total_output_tokens" in told:
-            yield _of_json(told), _requested_of(told)
+        if isinstance(record, dict) and "completed" in record and "total_output_tokens" in record:
+            yield _figures_from_json(record), _requested_in_record(record)
 
 
-def _of_json(told: Mapping[str, Any]) -> dict[str, Any]:
-    names = {**_JSON, **{name: name.replace("e2e_latency", "e2e") for name in told if name.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms"))}}
-    names |= {name: name.replace("e2e_latency", "e2e") for name in told if name.endswith("_e2e_latency_ms")}
-    return {ours: _plain(told[name]) for name, ours in names.items() if name in told and ours}
+def _figures_from_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    names = {**_JSON, **{name: name.replace("e2e_latency", "e2e") for name in record if name.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms"))}}
+    names |= {name: name.replace("e2e_latency", "e2e") for name in record if name.endswith("_e2e_latency_ms")}
+    return {ours: _plain(record[name]) for name, ours in names.items() if name in record and ours}
 
 
 def _plain(value: Any) -> Any:
     return "inf" if isinstance(value, float) and value == math.inf else None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _requested_of(told: Mapping[str, Any]) -> int | None:
+def _requested_in_record(record: Mapping[str, Any]) -> int | None:
     """With --output-details each request has an entry, the failed ones included; some versions write the number itself."""
     for name in ("input_lens", "errors", "ttfts"):
-        if isinstance(told.get(name), Sequence) and not isinstance(told[name], str):
-            return len(told[name])
-    asked = told.get("num_prompts")
+        if isinstance(record.get(name), Sequence) and not isinstance(record[name], str):
+            return len(record[name])
+    asked = record.get("num_prompts")
     return asked if isinstance(asked, int) else None

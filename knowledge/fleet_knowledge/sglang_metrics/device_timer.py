@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet_knowledge.sglang_metrics.prometheus_text import Sample, per_label, read_samples
+from fleet_knowledge.sglang_metrics.prometheus_text import MetricSample, per_label, read_samples
 
-COUNTERS = ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total")
-PASSES = "sglang:cuda_graph_passes_total"  # one for each batch, however many requests are in it; by `mode`
-ENABLE = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
+TIME_COUNTERS = ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total")
+BATCH_COUNTER = "sglang:cuda_graph_passes_total"  # one for each batch, however many requests are in it; by `mode`
+DEVICE_TIMER_ENV = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
 _VERIFY = frozenset({"target_verify"})
 # `decode` is the draft's own pass where there is a verify: the target then never decodes (runner/eager_runner.py 0.5.15 - 0.5.23).
 _DRAFT = frozenset({"eagle_draft", "frozen_kv_draft", "decode"})
@@ -28,21 +28,21 @@ class DeviceTimes:
     decode_batches: float | None = None
 
     @classmethod
-    def of_text(cls, text: str) -> DeviceTimes:
+    def from_metrics(cls, text: str) -> DeviceTimes:
         """From /metrics; empty without the counters."""
-        return cls.of_samples(read_samples(text))
+        return cls.from_samples(read_samples(text))
 
     @classmethod
-    def of_samples(cls, samples: tuple[Sample, ...]) -> DeviceTimes:
+    def from_samples(cls, samples: tuple[MetricSample, ...]) -> DeviceTimes:
         """From samples that were read."""
-        seconds = next((found for name in COUNTERS if (found := per_label(samples, name, "category"))), {})
-        batches = [value for mode, value in per_label(samples, PASSES, "mode").items() if mode.startswith("decode")]
+        seconds = next((found for name in TIME_COUNTERS if (found := per_label(samples, name, "category"))), {})
+        batches = [value for mode, value in per_label(samples, BATCH_COUNTER, "mode").items() if mode.startswith("decode")]
         plain = {category.removeprefix("forward_"): value for category, value in seconds.items()}
         return cls(plain, sum(batches) if batches else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class SpeculationCycle:
     """Mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft, verifying."""
 
     draft_s: float
@@ -57,7 +57,7 @@ class Cycle:
         return self.verify_s / whole if whole else 0.0
 
 
-def cycle(before: DeviceTimes, after: DeviceTimes, cycles: float | None = None) -> Cycle | None:
+def mean_cycle(before: DeviceTimes, after: DeviceTimes, cycles: float | None = None) -> SpeculationCycle | None:
     """The mean cycle between two moments. `cycles`: verify steps, where no batch counter tells and one request ran at a time.
 
     None without the counters, without a split, when a counter fell (the server restarted) or when no cycle can be counted.
@@ -69,7 +69,7 @@ def cycle(before: DeviceTimes, after: DeviceTimes, cycles: float | None = None) 
     verify = _sum(grown, _VERIFY)
     if not batches or batches <= 0 or not verify:
         return None
-    return Cycle(_sum(grown, _DRAFT) / batches, _sum(grown, _EXTEND) / batches, verify / batches, round(batches))
+    return SpeculationCycle(_sum(grown, _DRAFT) / batches, _sum(grown, _EXTEND) / batches, verify / batches, round(batches))
 
 
 def _batches(before: DeviceTimes, after: DeviceTimes) -> float | None:

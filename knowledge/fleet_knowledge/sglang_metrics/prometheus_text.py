@@ -15,12 +15,12 @@ _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.
 _VALUE = re.compile(r"[ \t]*([+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|[iI]nf|NaN|nan))(?=[ \t\r]|$)")
 _ESCAPE = re.compile(r"\\(.)")
 # Ranks that hold the same figure again (0.5.9 scheduler_metrics_mixin.py, --enable-metrics-for-all-schedulers); `dp_rank` is none.
-REPEATING = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "attn_tp_rank", "attn_cp_rank", "pid")
+REPLICATING_LABELS = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "attn_tp_rank", "attn_cp_rank", "pid")
 PREFIX = "sglang:"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One series as it stands; `name` has the colon that SGLang writes, also where an exporter rewrote it."""
 
     name: str
@@ -28,23 +28,23 @@ class Sample:
     value: float = math.nan
 
 
-def read_samples(text: str) -> tuple[Sample, ...]:
+def read_samples(text: str) -> tuple[MetricSample, ...]:
     """Every line that is a sample, in order; anything else is passed over. Never raises, whatever the text."""
     return tuple(sample for line in text.split("\n") if (sample := _sample(line.strip())))
 
 
-def is_whole(text: str) -> bool:
+def is_complete(text: str) -> bool:
     """False for an answer that was cut off: the format ends in a line feed, so the last value may have lost its end."""
     return text.endswith("\n")
 
 
-def _sample(line: str) -> Sample | None:
+def _sample(line: str) -> MetricSample | None:
     found = _LINE.match(line)
     if not found:
         return None
     labels, at = _labels(line, found.end())
     value = _VALUE.match(line, at) if at >= 0 else None
-    return Sample(canonical(found[1]), labels, float(value[1])) if value else None
+    return MetricSample(canonical_metric_name(found[1]), labels, float(value[1])) if value else None
 
 
 def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
@@ -59,50 +59,50 @@ def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
     return labels, close.end() if close else -1
 
 
-def canonical(name: str) -> str:
+def canonical_metric_name(name: str) -> str:
     """`sglang_gen_throughput`, as some exporters write it, is `sglang:gen_throughput`."""
     return PREFIX + name.removeprefix("sglang_") if name.startswith("sglang_") else name
 
 
-def total(samples: Iterable[Sample], name: str, where: Mapping[str, str] | None = None) -> float | None:
+def total(samples: Iterable[MetricSample], name: str, where: Mapping[str, str] | None = None) -> float | None:
     """The server's figure: repeating ranks counted once, everything else summed (data-parallel ranks, `is_streaming`, categories).
 
     None when no series has a number.
     """
-    figures = _figures(samples, name, where or {})
+    figures = _distinct_series(samples, name, where or {})
     return math.fsum(figures.values()) if figures else None
 
 
-def mean(samples: Iterable[Sample], name: str) -> float | None:
+def mean(samples: Iterable[MetricSample], name: str) -> float | None:
     """A share or a length of the server, which data-parallel ranks do not add up to: the mean over them; None without a number."""
-    figures = _figures(samples, name, {})
+    figures = _distinct_series(samples, name, {})
     return math.fsum(figures.values()) / len(figures) if figures else None
 
 
-def per_label(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
+def per_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[str, float]:
     """The figure by each value of `label`, such as `dp_rank` or `category`; without series that lack it."""
     found: dict[str, float] = {}
-    for key, value in _figures(samples, name, {}).items():
+    for key, value in _distinct_series(samples, name, {}).items():
         if label in (labels := dict(key)):
             found[labels[label]] = found.get(labels[label], 0.0) + value
     return found
 
 
-def _figures(samples: Iterable[Sample], name: str, where: Mapping[str, str]) -> dict[tuple[tuple[str, str], ...], float]:
+def _distinct_series(samples: Iterable[MetricSample], name: str, where: Mapping[str, str]) -> dict[tuple[tuple[str, str], ...], float]:
     """One number for each set of labels without the repeating ranks: the largest, which is the newest of a counter's copies.
 
     One server writes one set of label names, so where several generations are in a text, that with the most names counts.
     """
     figures: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:
-        if sample.name != canonical(name) or not math.isfinite(sample.value) or not where.items() <= sample.labels.items():
+        if sample.name != canonical_metric_name(name) or not math.isfinite(sample.value) or not where.items() <= sample.labels.items():
             continue
-        key = tuple(sorted((label, value) for label, value in sample.labels.items() if label not in REPEATING))
+        key = tuple(sorted((label, value) for label, value in sample.labels.items() if label not in REPLICATING_LABELS))
         figures[key] = max(figures.get(key, -math.inf), sample.value)
     most = max(map(len, figures), default=0)
     return {key: value for key, value in figures.items() if len(key) == most}
 
 
-def is_sglang(samples: Sequence[Sample]) -> bool:
+def is_sglang(samples: Sequence[MetricSample]) -> bool:
     """True when any series is SGLang's."""
     return any(sample.name.startswith(PREFIX) for sample in samples)

@@ -16,7 +16,7 @@ NO_SPECULATION = "1.00 is also printed for a server without speculation: the job
 
 
 @dataclass(frozen=True, slots=True)
-class SentOne:
+class SendOneResult:
     """One request. Tokens per second, seconds; None: not printed."""
 
     accept_len: float | None = None
@@ -26,25 +26,25 @@ class SentOne:
 
     def to_json(self) -> dict[str, Any]:
         """What was printed, with a note where an accept length of 1.00 may mean nothing."""
-        told = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**told, "note": NO_SPECULATION} if self.accept_len == 1.0 else told
+        printed = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**printed, "note": NO_SPECULATION} if self.accept_len == 1.0 else printed
 
     def accept_length(self, *, speculation: bool) -> float | None:
         """The accept length as the job's arguments make it: none without speculation."""
         return self.accept_len if speculation else None
 
 
-def read(text: str) -> tuple[SentOne, ...]:
+def read_send_one_results(text: str) -> tuple[SendOneResult, ...]:
     """Every result in the text; none for other text. Never raises."""
     return (*_pairs(text), *_tables(text))
 
 
-def _pairs(text: str) -> Iterator[SentOne]:
+def _pairs(text: str) -> Iterator[SendOneResult]:
     for found in _PAIR.finditer(text):
-        yield SentOne(_number(found[1]), _number(found[2] or ""))
+        yield SendOneResult(_number(found[1]), _number(found[2] or ""))
 
 
-def _tables(text: str) -> Iterator[SentOne]:
+def _tables(text: str) -> Iterator[SendOneResult]:
     columns: list[str] = []
     for line in filter(lambda line: len(line) < 400, text.splitlines()):
         head, row = _HEAD.match(line), _ROW.match(line)
@@ -53,7 +53,7 @@ def _tables(text: str) -> Iterator[SentOne]:
         elif row and columns:
             cells = dict(zip(columns, map(_number, row[1].split("|")), strict=False))
             tokens = cells.get("tokens")
-            yield SentOne(
+            yield SendOneResult(
                 cells.get("accept_len"), cells.get("tok_s"), cells.get("latency_s"), round(tokens) if tokens is not None else None
             )
         elif line.strip() and not line.lstrip().startswith(("+", "|")):

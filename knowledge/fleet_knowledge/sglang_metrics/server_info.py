@@ -11,26 +11,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.sglang_metrics.accept_length import Accepted, number, of_average
+from fleet_knowledge.sglang_metrics.accept_length import (
+    AcceptLength,
+    accept_length_from_average,
+    finite_number,
+)
 
-PATHS = ("/server_info", "/get_server_info")
-MODEL_PATHS = ("/model_info", "/get_model_info")
-ENABLE = "add --enable-metrics to every job: without it /metrics is 404"
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
+MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
+ENABLE_METRICS_HINT = "add --enable-metrics to every job: without it /metrics is 404"
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFigures:
+class ServerInfo:
     """What one server told. Tokens per second; None: not told."""
 
     version: str = ""
     gen_throughput: float | None = None
-    accepted: Accepted = field(default_factory=Accepted)
+    accepted: AcceptLength = field(default_factory=AcceptLength)
     source: str = ""
     role: str = ""  # `decode` behind a router that splits prefill and decode
     arguments: Mapping[str, Any] | None = None
 
 
-def read(text: str) -> Mapping[str, Any] | None:
+def read_json_object(text: str) -> Mapping[str, Any] | None:
     """The JSON object of an answer; None for any other text. Never raises."""
     try:
         value = json.loads(text)
@@ -39,32 +43,32 @@ def read(text: str) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def figures(info: Mapping[str, Any], source: str = "") -> ServerFigures:
+def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
     """The figures of an answer. A router's `{"prefill": […], "decode": […]}` stands for its first decode server."""
     behind = _first_object(info.get("decode"))
     if behind is not None:
-        found = figures(behind, source)
-        return ServerFigures(found.version, found.gen_throughput, found.accepted, source, "decode", found.arguments)
+        found = parse_server_info(behind, source)
+        return ServerInfo(found.version, found.gen_throughput, found.accepted, source, "decode", found.arguments)
     states = tuple(_states(info))
-    rates = [rate for state in states if (rate := number(state.get("last_gen_throughput"))) is not None]
-    return ServerFigures(
-        str(info.get("version") or ""), sum(rates) if rates else None, _accepted(states), source, arguments=arguments_of(info)
+    rates = [rate for state in states if (rate := finite_number(state.get("last_gen_throughput"))) is not None]
+    return ServerInfo(
+        str(info.get("version") or ""), sum(rates) if rates else None, _mean_accept_length(states), source, arguments=server_arguments_in(info)
     )  # fmt: skip
 
 
-def choose(answers: Mapping[str, Any]) -> ServerFigures | None:
+def first_answer(answers: Mapping[str, Any]) -> ServerInfo | None:
     """The figures of the first endpoint that answered with an object, newest name first; keys are paths, with or without `GET `."""
     by_path = {path.split()[-1]: answer for path, answer in answers.items() if path.strip()}
-    for path in PATHS:
+    for path in SERVER_INFO_PATHS:
         answer = by_path.get(path)
         if isinstance(answer, str):
-            answer = read(answer)
+            answer = read_json_object(answer)
         if isinstance(answer, Mapping):
-            return figures(answer, path)
+            return parse_server_info(answer, path)
     return None
 
 
-def arguments_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
+def server_arguments_in(info: Mapping[str, Any]) -> Mapping[str, Any]:
     """The server arguments in an answer: some versions nest them under `server_args`."""
     nested = info.get("server_args")
     return {**nested, **info} if isinstance(nested, Mapping) else info
@@ -87,11 +91,11 @@ def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (state for state in states if isinstance(state, Mapping))
 
 
-def _accepted(states: Sequence[Mapping[str, Any]]) -> Accepted:
+def _mean_accept_length(states: Sequence[Mapping[str, Any]]) -> AcceptLength:
     """The mean over the ranks that have averaged anything: how many steps are behind each is not told."""
-    told = [of_average(number(state.get("avg_spec_accept_length"))) for state in states]
-    lengths = [one.length for one in told if one.length is not None]
-    return Accepted(sum(lengths) / len(lengths), None, "server average") if lengths else of_average(None)
+    averages = [accept_length_from_average(finite_number(state.get("avg_spec_accept_length"))) for state in states]
+    lengths = [one.length for one in averages if one.length is not None]
+    return AcceptLength(sum(lengths) / len(lengths), None, "server average") if lengths else accept_length_from_average(None)
 
 
 def _first_object(value: object) -> Mapping[str, Any] | None:

@@ -31,7 +31,7 @@ def is_jit_line(line: str) -> bool:
     return bool(_JIT.search(line))
 
 
-def steady_runs(values: Sequence[float | None], jit: Mapping[int, str] | None = None) -> SteadyRuns:
+def select_steady_runs(values: Sequence[float | None], jit: Mapping[int, str] | None = None) -> SteadyRuns:
     """The last runs that agree within 5 %, three at the least. `values`: rates in order, None for a failed one; `jit`: run → its log line.
 
     Without three such runs at the end nothing is reported: repeat.

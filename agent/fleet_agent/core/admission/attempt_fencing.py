@@ -7,7 +7,7 @@ from collections.abc import Collection
 from fleet_protos.errors import Superseded
 
 
-def in_the_way(trial_id: str, attempt: int, active: Collection[int], newest_known: int) -> tuple[int, ...]:
+def attempts_to_end(trial_id: str, attempt: int, active: Collection[int], newest_known: int) -> tuple[int, ...]:
     """The active attempts that must end before this one begins, all older than it. `newest_known`: of those that are over; 0 = none.
 
     Raises Superseded when a newer one is known: this one comes too late.

@@ -49,7 +49,7 @@ def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
     return replace(engine, python=defaults.python or PATH_PYTHON)
 
 
-def with_own(policy: Policy, defaults: ServerDefaults) -> Policy:
+def allow_defaults(policy: Policy, defaults: ServerDefaults) -> Policy:
     """What the host gives by itself it allows too."""
     python = (*policy.python, *((defaults.python,) if defaults.python else ()))
     return replace(policy, python=python, images=(*policy.images, *((defaults.image,) if defaults.image else ())))

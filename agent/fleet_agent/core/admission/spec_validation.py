@@ -39,29 +39,29 @@ _CONTENT = re.compile(r"files\[\d+\]\.content")
 _LAYOUT = str.maketrans("", "", "\n\t")
 
 
-def faults(spec: TrialSpec) -> tuple[str, ...]:
+def find_spec_faults(spec: TrialSpec) -> tuple[str, ...]:
     """All that no trial may have, one line each; never more than twenty."""
     found = []
-    for fault in _faults(spec):
+    for fault in _iter_faults(spec):
         found.append(fault)
         if len(found) == 20:
             break
     return tuple(found)
 
 
-def faults_of(value: Any) -> tuple[str, ...]:
+def find_value_faults(value: Any) -> tuple[str, ...]:
     """The same of any other value: its texts and numbers alone; never more than three."""
     return tuple(fault for fault, _ in zip(_walk("", value, 0), range(3), strict=False))
 
 
-def _faults(spec: TrialSpec) -> Iterator[str]:
+def _iter_faults(spec: TrialSpec) -> Iterator[str]:
     yield from _walk("", spec, 0)
-    yield from _of_trial(spec)
-    yield from _of_engine(spec.engine)
-    yield from _of_measure(spec)
+    yield from _check_trial(spec)
+    yield from _check_engine(spec.engine)
+    yield from _check_measure(spec)
 
 
-def shown(text: str, limit: int = 60) -> str:
+def shorten_untrusted(text: str, limit: int = 60) -> str:
     """A text of somebody else's in a message: short, and nothing in it moves a cursor."""
     return ascii(text if len(text) <= limit else f"{text[:limit]}…")
 
@@ -73,37 +73,37 @@ def _walk(key: str, value: Any, depth: int) -> Iterator[str]:
     if depth > _DEEPEST:
         yield f"{key}: nested deeper than {_DEEPEST}"
     elif isinstance(value, str):
-        yield from _of_text(key, value)
+        yield from _check_text(key, value)
     elif isinstance(value, float | int):
-        yield from _of_number(key, value)
+        yield from _check_number(key, value)
     elif isinstance(value, Mapping | list | tuple) or is_dataclass(value):
-        yield from _of_count(key, 0 if is_dataclass(value) else len(value))
+        yield from _check_count(key, 0 if is_dataclass(value) else len(value))
         for name, place, entry in _parts(key, value):
-            yield from (*_of_text(f"a name in {key}", name), *_walk(place, entry, depth + 1))
+            yield from (*_check_text(f"a name in {key}", name), *_walk(place, entry, depth + 1))
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """(name, dotted place, content) of what a value holds; the name is empty where it is none of the sender's."""
     if isinstance(value, Mapping):
-        yield from ((str(name), f"{key}.{shown(str(name))[1:-1]}", entry) for name, entry in value.items())
+        yield from ((str(name), f"{key}.{shorten_untrusted(str(name))[1:-1]}", entry) for name, entry in value.items())
     elif isinstance(value, list | tuple):
         yield from (("", f"{key}[{index}]", entry) for index, entry in enumerate(value))
     else:
         yield from (("", f"{key}.{item.name}" if key else item.name, getattr(value, item.name)) for item in fields(value))
 
 
-def _of_number(key: str, number: float) -> Iterator[str]:
+def _check_number(key: str, number: float) -> Iterator[str]:
     is_seed = key.rpartition(".")[2] == "seed"  # any 64 bits
     if not math.isfinite(number) or (abs(number) > _LARGEST_NUMBER and not is_seed):
         yield f"{key}: {number} is no number to work with"
 
 
-def _of_count(key: str, count: int) -> Iterator[str]:
+def _check_count(key: str, count: int) -> Iterator[str]:
     if count > _MOST_ENTRIES:
         yield f"{key}: {count} entries, more than {_MOST_ENTRIES}"
 
 
-def _of_text(key: str, text: str) -> Iterator[str]:
+def _check_text(key: str, text: str) -> Iterator[str]:
     is_value = key.startswith(_VALUES)
     longest = LARGEST_PACKED if _CONTENT.fullmatch(key) else _LONGEST_VALUE if is_value else _LONGEST
     if len(text.encode(errors="surrogatepass")) > longest:
@@ -116,17 +116,17 @@ def _of_text(key: str, text: str) -> Iterator[str]:
 # Particular fields
 
 
-def _of_trial(spec: TrialSpec) -> Iterator[str]:
+def _check_trial(spec: TrialSpec) -> Iterator[str]:
     if not _TRIAL_ID.fullmatch(spec.trial_id):
-        yield f"trial_id: {shown(spec.trial_id)} is no name of a folder: letters, digits, `.`, `-` and `_`, at most 200"
+        yield f"trial_id: {shorten_untrusted(spec.trial_id)} is no name of a folder: letters, digits, `.`, `-` and `_`, at most 200"
     if not 0 < spec.attempt < 1_000_000:
         yield f"attempt: {spec.attempt} is no number of an attempt"
     if len(spec.workloads) > _MOST_WORKLOADS:
         yield f"workloads: {len(spec.workloads)}, more than {_MOST_WORKLOADS}"
-    yield from _of_files(spec)
+    yield from _check_files(spec)
 
 
-def _of_files(spec: TrialSpec) -> Iterator[str]:
+def _check_files(spec: TrialSpec) -> Iterator[str]:
     """Each file can be read, and each that a workload names is there."""
     if len(spec.files) > MOST_FILES:
         yield f"files: {len(spec.files)}, more than {MOST_FILES}"
@@ -138,55 +138,55 @@ def _of_files(spec: TrialSpec) -> Iterator[str]:
             yield f"files[{index}]: {error}"
     refs = {file.ref for file in spec.files}
     for index, load in enumerate(spec.workloads):
-        if missing := sorted(load.refs - refs):
-            yield f"workloads[{index}]: no file of the trial is {shown(missing[0])}"
+        if missing := sorted(load.file_refs - refs):
+            yield f"workloads[{index}]: no file of the trial is {shorten_untrusted(missing[0])}"
 
 
-def _of_engine(engine: EngineSpec) -> Iterator[str]:
-    yield from (f"engine.env: {shown(name)} is no name of a variable" for name in engine.env if not _VARIABLE.fullmatch(name))
-    yield from (f"engine.args: {shown(name)} is no name of an argument" for name in engine.args if not _ARGUMENT.fullmatch(name))
+def _check_engine(engine: EngineSpec) -> Iterator[str]:
+    yield from (f"engine.env: {shorten_untrusted(name)} is no name of a variable" for name in engine.env if not _VARIABLE.fullmatch(name))
+    yield from (f"engine.args: {shorten_untrusted(name)} is no name of an argument" for name in engine.args if not _ARGUMENT.fullmatch(name))
     for key, text in (("model.path", engine.model_path), ("engine.python", engine.python), ("container.python", engine.container.python)):
         if text.startswith("-"):
-            yield f"{key}: {shown(text)} begins with a dash, so it would be read as an option"
+            yield f"{key}: {shorten_untrusted(text)} begins with a dash, so it would be read as an option"
     patterns = (
         ("engine.container.image", engine.container.image, _IMAGE),
         ("engine.container.shm_size", engine.container.shm_size, _SHM_SIZE),
         ("engine.gang.init_address", engine.gang.init_address, _MEETING),
         ("engine.cpu_binding", engine.cpu_binding, _CPUS),
     )
-    yield from (f"{key}: {shown(text)} cannot be one" for key, text, pattern in patterns if text and not pattern.fullmatch(text))
+    yield from (f"{key}: {shorten_untrusted(text)} cannot be one" for key, text, pattern in patterns if text and not pattern.fullmatch(text))
     if engine.container.runtime not in ("", "docker", "podman"):
-        yield f"engine.container.runtime: {shown(engine.container.runtime)} is neither docker nor podman"
+        yield f"engine.container.runtime: {shorten_untrusted(engine.container.runtime)} is neither docker nor podman"
     if engine.kind is EngineKind.EXTERNAL:
-        yield from _of_url(engine.url)
+        yield from _check_url(engine.url)
     for key, wait_s in (("ready_timeout_s", engine.ready_timeout_s), ("stop_timeout_s", engine.stop_timeout_s)):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
             yield f"engine.{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
 
 
-def _of_url(url: str) -> Iterator[str]:
+def _check_url(url: str) -> Iterator[str]:
     try:
         place = urlsplit(url)
         sound = place.scheme in ("http", "https") and place.hostname and place.port != 0 and place.username is None
     except ValueError:
         sound = False
     if not sound or " " in url or "?" in url or "#" in url:
-        yield f"engine.url: {shown(url)} is not http://HOST:PORT or https://HOST:PORT"
+        yield f"engine.url: {shorten_untrusted(url)} is not http://HOST:PORT or https://HOST:PORT"
 
 
-def _of_measure(spec: TrialSpec) -> Iterator[str]:
+def _check_measure(spec: TrialSpec) -> Iterator[str]:
     if spec.measure.runs_max > _MOST_RUNS:
         yield f"measure.runs_max: {spec.measure.runs_max}, more than {_MOST_RUNS}"
     for index, load in enumerate(spec.workloads):
-        searched = tuple(_of_search(load.search)) if load.search.of else ()
-        found = searched or _of_load(load.at(load.search.most) if load.search.of else load)
+        searched = tuple(_check_search(load.search)) if load.search.of else ()
+        found = searched or _check_workload(load.at_load(load.search.most) if load.search.of else load)
         yield from (f"workloads[{index}]{fault}" for fault in found)
 
 
-def _of_search(search: Search) -> Iterator[str]:
+def _check_search(search: Search) -> Iterator[str]:
     """Each fault begins with what it is about inside the workload."""
     if search.of not in (RATE, CONCURRENCY):
-        yield f".search.of: {shown(search.of)} is neither {RATE} nor {CONCURRENCY}"
+        yield f".search.of: {shorten_untrusted(search.of)} is neither {RATE} nor {CONCURRENCY}"
     elif not 0 < search.least < search.most < _LARGEST_NUMBER or search.most / search.least > _LARGEST_NUMBER:
         yield f".search: from {search.least:g} to {search.most:g} there is nothing to look for"
     elif search.of == CONCURRENCY and not (search.least.is_integer() and search.most.is_integer()):
@@ -195,16 +195,16 @@ def _of_search(search: Search) -> Iterator[str]:
         yield f".search: within {search.within:g} and a goodput of {search.goodput:g} are no shares"
 
 
-def _of_load(load: Workload) -> Iterator[str]:
+def _check_workload(load: Workload) -> Iterator[str]:
     """Each fault begins with what it is about inside the workload."""
     for key, count, most in _counts(load):
         if count > most:
             yield f".{key}: {count}, more than {most}"
     if load.cache not in ("", "salt", "flush", "shared"):
-        yield f".cache: {shown(load.cache)} is none of salt, flush and shared"
+        yield f".cache: {shorten_untrusted(load.cache)} is none of salt, flush and shared"
     for prompts in (part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)):
-        yield f".prompts: {shown(prompts)} is neither builtin:NAME, file:REF nor random:ids"
-    yield from (f": {fault}" for fault in _of_arrivals(load))
+        yield f".prompts: {shorten_untrusted(prompts)} is neither builtin:NAME, file:REF nor random:ids"
+    yield from (f": {fault}" for fault in _check_arrivals(load))
     for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s), ("think_s", load.think_s)):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
             yield f".{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
@@ -215,7 +215,7 @@ def _counts(load: Workload) -> tuple[tuple[str, int, int], ...]:
     return (*counts, ("turns", load.turns, _MOST_ENTRIES))
 
 
-def _of_arrivals(load: Workload) -> Iterator[str]:
+def _check_arrivals(load: Workload) -> Iterator[str]:
     """An open loop: all requests of a run are made before it begins."""
     numbers = (load.rate_per_s, load.burstiness, load.speed, *(number for stage in load.stages for number in astuple(stage)))
     if min(numbers) < 0 or not all(part.weight > 0 for part in load.parts):

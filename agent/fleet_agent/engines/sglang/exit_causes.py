@@ -11,11 +11,11 @@ from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _USAGE = 2  # argparse's
 _NO_CONTAINER = (125, 126, 127)  # docker-run(1): of the runtime itself, of a program in the image that cannot be run or is not there
-_OF_NO_CLASS = ("", "unknown", "launch_crashed")
+_UNCLASSIFIED = ("", "unknown", "launch_crashed")
 _CRASHED = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
 
 
-def silent(exit_code: int) -> tuple[str, str]:
+def explain_silent_exit(exit_code: int) -> tuple[str, str]:
     """(failure class, cause) of a server whose log names no cause. `exit_code` is negative for a signal."""
     if exit_code in _KILLED:
         return "killed", "it got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg"
@@ -26,9 +26,9 @@ def silent(exit_code: int) -> tuple[str, str]:
     return "unknown", "its log names no cause"
 
 
-def of_runtime(told: Diagnosis, exit_code: int) -> Diagnosis:
+def explain_runtime_exit(diagnosis: Diagnosis, exit_code: int) -> Diagnosis:
     """What a log tells when it is that of a container runtime which started no container: its exit code says so, its words vary."""
-    if exit_code not in _NO_CONTAINER or told.failure_class not in _OF_NO_CLASS:
-        return told
+    if exit_code not in _NO_CONTAINER or diagnosis.failure_class not in _UNCLASSIFIED:
+        return diagnosis
     failure = FAILURES["container_not_started"]
-    return replace(told, failure_class=failure.name, hint=failure.hint, avoid=failure.avoid, rank="")
+    return replace(diagnosis, failure_class=failure.name, hint=failure.hint, avoid=failure.avoid, rank="")

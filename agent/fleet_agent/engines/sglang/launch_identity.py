@@ -13,24 +13,24 @@ _TAKEN_OUT = ("--config", "--model-type")  # replaced by what the file holds; re
 _HIDDEN = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--watermark-config", "--watermark-key", "--watermark-key-b")
 
 
-def stranger(info: Mapping[str, Any], url: str, words: Sequence[str]) -> str:
+def launch_difference(info: Mapping[str, Any], url: str, words: Sequence[str]) -> str:
     """How the server behind /server_info differs from the one launched with `words`; empty when it may be that one.
 
     Its port, and its `launch_command` (0.5.10 - 0.5.23, joined by blanks, so that words are compared blank by blank). A word it has more
     is no difference: 0.5.10 - 0.5.18 show the program too.
     """
-    port, said = urlsplit(url).port, info.get("port")
-    if isinstance(said, int) and port is not None and said != port:
-        return f"it says that it listens at port {said}"
+    port, reported_port = urlsplit(url).port, info.get("port")
+    if isinstance(reported_port, int) and port is not None and reported_port != port:
+        return f"it says that it listens at port {reported_port}"
     command = info.get("launch_command")
     if not isinstance(command, str) or not command or not words:
         return ""
     ours = Counter(_parts(words))
-    missing = min((list((ours - Counter(shown)).elements()) for shown in _readings(command)), key=len)
+    missing = min((list((ours - Counter(shown)).elements()) for shown in _split_command(command)), key=len)
     return f"it was launched without {' '.join(missing[:4])}" if missing else ""
 
 
-def _readings(command: str) -> Iterator[list[str]]:
+def _split_command(command: str) -> Iterator[list[str]]:
     """The words of a joined command: as they stand, and, where they are quoted as for a shell, without the quotes."""
     yield command.split()
     with suppress(ValueError):

@@ -8,20 +8,20 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.core.engine import LaunchCommand, LaunchPlace
 from fleet_agent.engines.sglang import readiness
 from fleet_agent.engines.sglang.launch import container_command
-from fleet_agent.engines.sglang.launch.argv import at_home, under_home, words
+from fleet_agent.engines.sglang.launch.argv import expand_home, expand_home_paths, to_argv
 from fleet_agent.engines.sglang.launch.container_runtimes import (
     client_environment,
+    find_image_id,
     find_runtime,
-    image_id,
 )
 from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus
 from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
 from fleet_agent.engines.sglang.launch.server_command import HOST, HostFacts, server_command
 from fleet_agent.engines.sglang.proof import configuration_proof, installed_versions
-from fleet_agent.engines.sglang.proof.configuration_proof import Launched
+from fleet_agent.engines.sglang.proof.configuration_proof import LaunchToProve
 from fleet_knowledge.release import Release
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import TrialSpec
@@ -32,34 +32,34 @@ class SglangEngine:
 
     launches = True
 
-    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+    def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
         """The process for this trial. Raises ConfigError when the job sets what only the agent may set, or what this host has not."""
-        return server_command(spec, place, _facts(spec))
+        return server_command(spec, place, _read_host_facts(spec))
 
-    def url(self, spec: TrialSpec, place: Place) -> str:
+    def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         """Where it will answer."""
         return f"http://{HOST}:{place.port}"
 
-    async def ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
         if spec.engine.gang.is_member:
-            return await readiness.holds(url)
+            return await readiness.check_member(url)
         home = str(Path.home())
-        passed = ("--port", str(urlsplit(url).port), *words(at_home(spec.engine.args, home)))
-        return await readiness.look(url, model_path=under_home(spec.engine.model_path, home), words=passed)
+        passed = ("--port", str(urlsplit(url).port), *to_argv(expand_home_paths(spec.engine.args, home)))
+        return await readiness.check_server(url, model_path=expand_home(spec.engine.model_path, home), argv=passed)
 
-    async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
+    async def prove_configuration(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info, NCCL's own words and what is installed. Raises ServerFailed when it stopped answering."""
         home = str(Path.home())
-        installed = await _installed(spec, home)
+        installed = await _read_installed_versions(spec, home)
         if spec.engine.gang.is_member:  # it has no /server_info: only the variables and what is installed can be proved
-            return await configuration_proof.prove(Launched(spec, log_path, {}, installed), {"version": installed.get("sglang", "")})
-        info = await readiness.server_info(url)
-        launched = Launched(spec, log_path, at_home(spec.engine.args, home), installed)
-        return await configuration_proof.prove(launched, info)
+            return await configuration_proof.prove_launch(LaunchToProve(spec, log_path, {}, installed), {"version": installed.get("sglang", "")})
+        info = await readiness.fetch_server_info(url)
+        launched = LaunchToProve(spec, log_path, expand_home_paths(spec.engine.args, home), installed)
+        return await configuration_proof.prove_launch(launched, info)
 
 
-def _facts(spec: TrialSpec) -> HostFacts:
+def _read_host_facts(spec: TrialSpec) -> HostFacts:
     """What this launch needs to know of the host; nothing is read that it does not need. Raises ConfigError without a runtime."""
     engine, home = spec.engine, str(Path.home())
     cpus = read_host_cpus() if engine.cpu_binding not in ("", "none") else HostCpus()
@@ -67,17 +67,17 @@ def _facts(spec: TrialSpec) -> HostFacts:
         runtime = find_runtime(engine.container.runtime, os.environ)
         hub = Path(container_command.hub_folder(engine, home)).is_dir()
         return HostFacts(home, os.environ, cpus, runtime, client_environment(os.environ), has_hub=hub)
-    python = shutil.which(under_home(engine.python, home)) or ""
+    python = shutil.which(expand_home(engine.python, home)) or ""
     program = str(Path(python).with_name("sglang")) if python else ""
     asked = engine.entry == "serve" or bool(cpus.nodes)
-    version = Release.read(installed_versions.installed(Path(python), ("sglang",)).get("sglang", "")) if python and asked else None
+    version = Release.read(installed_versions.read_installed_versions(Path(python), ("sglang",)).get("sglang", "")) if python and asked else None
     return HostFacts(home, os.environ, cpus, serve_program=program if os.access(program, os.X_OK) else "", sglang=version)
 
 
-async def _installed(spec: TrialSpec, home: str) -> dict[str, str]:
+async def _read_installed_versions(spec: TrialSpec, home: str) -> dict[str, str]:
     """What is beside the server's Python; of a container, which image it is."""
     if image := spec.engine.container.image:
-        found = await image_id(spec.engine.container.runtime, image, os.environ)
+        found = await find_image_id(spec.engine.container.runtime, image, os.environ)
         return {"image": found} if found else {}
-    python = shutil.which(under_home(spec.engine.python, home))
-    return await asyncio.to_thread(installed_versions.installed, Path(python)) if python else {}
+    python = shutil.which(expand_home(spec.engine.python, home))
+    return await asyncio.to_thread(installed_versions.read_installed_versions, Path(python)) if python else {}

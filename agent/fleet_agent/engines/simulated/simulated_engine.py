@@ -9,19 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.core.engine import LaunchCommand, LaunchPlace
 from fleet_agent.engines.sglang import readiness
-from fleet_agent.engines.sglang.launch.argv import gang_words, words
-from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind, choose
+from fleet_agent.engines.sglang.launch.argv import gang_argv, to_argv
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind_cpus, choose_cpus
 from fleet_agent.engines.sglang.launch.host_cpus import read_host_cpus
 from fleet_agent.engines.sglang.proof import configuration_proof
-from fleet_agent.engines.sglang.proof.configuration_proof import Launched
+from fleet_agent.engines.sglang.proof.configuration_proof import LaunchToProve
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import TrialSpec
 
 _HOST = "127.0.0.1"
-_OURS = ("model_path", "host", "port", "simulation", "nnodes", "node_rank", "dist_init_addr")
+_AGENT_ONLY_ARGS = ("model_path", "host", "port", "simulation", "nnodes", "node_rank", "dist_init_addr")
 
 
 class SimulatedEngine:
@@ -29,9 +29,9 @@ class SimulatedEngine:
 
     launches = True
 
-    def command(self, spec: TrialSpec, place: Place) -> LaunchCommand:
+    def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
         """The process for this trial. Raises ConfigError when the job sets what only the agent may set."""
-        taken = [name for name in _OURS if name in spec.engine.args]
+        taken = [name for name in _AGENT_ONLY_ARGS if name in spec.engine.args]
         if taken:
             raise ConfigError(f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there", "the agent sets it; remove it")
         if not spec.engine.model_path:
@@ -39,31 +39,31 @@ class SimulatedEngine:
         knobs = {**asdict(spec.engine.simulation), "launch": place.token}
         asked = spec.engine.cpu_binding
         host = read_host_cpus() if asked not in ("", "none") else HostCpus()
-        bound = bind(choose(asked, (), host), host, None)  # its GPUs are none of this host's: only a list binds
+        bound = bind_cpus(choose_cpus(asked, (), host), host, None)  # its GPUs are none of this host's: only a list binds
         argv = (
             *(*bound.prefix, sys.executable, "-m", "fleet_simulator.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
-            *gang_words(spec.engine.gang),
-            *words(spec.engine.args),
+            *gang_argv(spec.engine.gang),
+            *to_argv(spec.engine.args),
             *("--simulation", json.dumps(knobs)),
         )
         base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
         return LaunchCommand(argv, {**base, **spec.engine.env, "BENCHFLEET_LAUNCH": place.token}, str(place.folder))
 
-    def url(self, spec: TrialSpec, place: Place) -> str:
+    def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         """Where it will answer."""
         return f"http://{_HOST}:{place.port}"
 
-    async def ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str) -> str:
         """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
         if spec.engine.gang.is_member:
-            return await readiness.holds(url)
-        passed = ("--port", str(urlsplit(url).port), *words(spec.engine.args))
-        return await readiness.look(url, model_path=spec.engine.model_path, words=passed)
+            return await readiness.check_member(url)
+        passed = ("--port", str(urlsplit(url).port), *to_argv(spec.engine.args))
+        return await readiness.check_server(url, model_path=spec.engine.model_path, argv=passed)
 
-    async def prove(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
+    async def prove_configuration(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
         """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
         if spec.engine.gang.is_member:
-            return await configuration_proof.prove(Launched(spec, log_path, {}, {}, names_all=True), {})
-        info = await readiness.server_info(url)
-        return await configuration_proof.prove(Launched(spec, log_path, spec.engine.args, {}, names_all=True), info)
+            return await configuration_proof.prove_launch(LaunchToProve(spec, log_path, {}, {}, names_all=True), {})
+        info = await readiness.fetch_server_info(url)
+        return await configuration_proof.prove_launch(LaunchToProve(spec, log_path, spec.engine.args, {}, names_all=True), info)

@@ -13,9 +13,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fleet_agent.load.client.native.library import Library, library
-from fleet_agent.load.client.received import Reads
-from fleet_agent.load.client.single_line_event import size_of
+from fleet_agent.load.client.native.library import Library, load_library
+from fleet_agent.load.client.received import RecordedReads
+from fleet_agent.load.client.single_line_event import parse_chunk_size
 
 ROOM_BYTES: Final = 1 << 17  # of one run in C: where runs are short, room for all the rest each time would make a long answer slow
 _MARK: Final = "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken
@@ -23,7 +23,7 @@ _PLACES: Final = (b'"content":"', b'"content": "', b'"reasoning_content":"', b'"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EventRun:
     """Events that are alike: the byte behind the last one, when each came, and their texts together."""
 
     at: int
@@ -32,14 +32,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class EventTemplate:
     """What is around the text of an event, from `data: ` to the end of its chunk."""
 
     before: bytes
     behind: bytes
 
     @classmethod
-    def like(cls, data: bytes) -> Alike | None:
+    def from_event(cls, data: bytes) -> EventTemplate | None:
         """From an event's data that was read well; None when its text is not the only thing that it says."""
         for place in _PLACES:
             start = data.find(place) + len(place)
@@ -50,31 +50,31 @@ class Alike:
                 return cls(b"data: " + data[:start], data[end:] + b"\n\n\r\n")
         return None
 
-    def take(self, reads: Reads, read: int, at: int) -> Run:
+    def read_run(self, reads: RecordedReads, read: int, at: int) -> EventRun:
         """Such events from byte `at` on, where a chunk begins, within that read.
 
         They end with the answer, before their room is used up, or before the first chunk that is cut, has another event, an empty
         text, or one that would need unescaping. The hot path of decoding.
         """
-        found = library()
-        return self.take_in_python(reads, read, at) if found is None else self.take_in_c(found, reads, read, at)
+        found = load_library()
+        return self.read_run_in_python(reads, read, at) if found is None else self.read_run_in_c(found, reads, read, at)
 
-    def take_in_c(self, found: Library, reads: Reads, read: int, at: int) -> Run:
+    def read_run_in_c(self, found: Library, reads: RecordedReads, read: int, at: int) -> EventRun:
         """As `take`; 0.1 µs an event."""
         data, before, behind = reads.data, self.before, self.behind
         size = min(len(data), at + ROOM_BYTES)
         line = data.find(b"\r\n", at, at + 10)
         if line <= at or not data.startswith(before, line + 2):  # most that are not alike: no room is needed for what is none
-            return Run(at, array("q"), "")
+            return EventRun(at, array("q"), "")
         times_ns = array("q", bytes(8 * ((size - at) // (len(before) + len(behind)) + 1)))
         text = bytearray(size - at + 1)  # no array of ctypes: that is a class for each size, which only the garbage collector takes away
         run = found.call.bf_alike(
             data, size, at, before, len(before), behind, len(behind), reads.times_ns.buffer_info()[0], reads.ends.buffer_info()[0],
             read, times_ns.buffer_info()[0], ctypes.byref(ctypes.c_char.from_buffer(text)),
         )  # fmt: skip
-        return Run(run.at, times_ns[: run.events], text[: run.text_size].decode())
+        return EventRun(run.at, times_ns[: run.events], text[: run.text_size].decode())
 
-    def take_in_python(self, reads: Reads, read: int, at: int) -> Run:
+    def read_run_in_python(self, reads: RecordedReads, read: int, at: int) -> EventRun:
         """As `take`; a microsecond an event."""
         data, ends, before, behind = reads.data, reads.ends, self.before, self.behind
         size, length, rest = len(data), len(before), len(behind)
@@ -85,7 +85,7 @@ class Alike:
             if line <= at or not data.startswith(before, line + 2):
                 break
             end = data.find(b'"', begin)
-            if end <= begin or not data.startswith(behind, end) or size_of(data[at:line]) != end + rest - line - 4:
+            if end <= begin or not data.startswith(behind, end) or parse_chunk_size(data[at:line]) != end + rest - line - 4:
                 break
             try:
                 text = data[begin:end].decode()
@@ -98,7 +98,7 @@ class Alike:
                 read += 1
             times_ns.append(reads.times_ns[read])
             texts.append(text)
-        return Run(at, times_ns, "".join(texts))
+        return EventRun(at, times_ns, "".join(texts))
 
 
 def _is_the_text(before: bytes, behind: bytes) -> bool:

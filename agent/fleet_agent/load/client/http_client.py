@@ -13,11 +13,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fleet_agent.load.client import http_framing
-from fleet_agent.load.client.native_reader import new_wire
-from fleet_agent.load.client.received import NOTHING, Reads, Taken
+from fleet_agent.load.client.native_reader import new_socket_reader
+from fleet_agent.load.client.received import NO_READS, DeferredReads, RecordedReads
 from fleet_agent.load.client.request_record import ErrorName
-from fleet_agent.load.client.socket_reader import Wire
-from fleet_agent.load.client.tls_stream import Secure
+from fleet_agent.load.client.socket_reader import SocketReader
+from fleet_agent.load.client.tls_stream import TlsStream
 
 KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -29,48 +29,48 @@ class Exchange:
     """One request on the wire, raw. Times are perf_counter_ns; `failure` is an ErrorName or empty."""
 
     sent_ns: int
-    taken: Taken = NOTHING
+    deferred_reads: DeferredReads = NO_READS
     closed: bool = False
     failure: str = ""
     detail: str = ""
 
     @property
-    def reads(self) -> Reads:
+    def reads(self) -> RecordedReads:
         """What came, put together now."""
-        return self.taken.reads()
+        return self.deferred_reads.reads()
 
 
-class Connection:
+class LoadConnection:
     """One connection, one request at a time. Its line tells it when there is something to decide."""
 
     __slots__ = ("_done", "_exchange", "_frame", "_line", "_link", "_secure", "_unsent", "_watched", "_watches", "idle_since_ns", "lost")
 
-    def __init__(self, wire: Wire, link: socket.socket, secure: Secure | None) -> None:
+    def __init__(self, wire: SocketReader, link: socket.socket, secure: TlsStream | None) -> None:
         self.lost = False
         self.idle_since_ns = 0
         self._link = link
         self._secure = secure
         self._done: asyncio.Future[None] | None = None  # of the request in flight
         self._exchange = Exchange(0)
-        self._frame = http_framing.Framing()
+        self._frame = http_framing.HttpFraming()
         self._watches = True  # whether the line may be told to watch for the end
         self._watched = False  # whether it was
         self._unsent: asyncio.Task[None] | None = None
-        self._line = wire.line(link, self, secure)
+        self._line = wire.attach(link, self, secure)
 
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
         """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
-        self._frame, self._watches, self._watched = http_framing.Framing(), True, False
+        self._frame, self._watches, self._watched = http_framing.HttpFraming(), True, False
         exchange = self._exchange = Exchange(perf_counter_ns())
         done = self._done = loop.create_future()
         timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        if self.lost or not self._line.expect(exchange.sent_ns, MOST_BYTES):
+        if self.lost or not self._line.expect_answer(exchange.sent_ns, MOST_BYTES):
             self._fail(ErrorName.RESET, "the connection was lost before the request was sent")
             self.abort()
             self._finish()
         else:
-            data = request if self._secure is None else self._secure.sealed(request)
+            data = request if self._secure is None else self._secure.encrypt(request)
             exchange.sent_ns = perf_counter_ns()
             self._send(data)
         try:
@@ -98,7 +98,7 @@ class Connection:
         self.lost = True
         self._line.drop()
 
-    def look(self) -> None:
+    def on_data(self) -> None:
         """See `Owner`: at the head of an answer, at each read of one that cannot be watched, and where only the whole tells its end."""
         if self._done is None or self._done.done():
             self.abort()  # nobody asked for it
@@ -108,12 +108,12 @@ class Connection:
             self._give_up()
             return
         if self._watched:
-            self._frame, self._watches, self._watched = http_framing.Framing(), False, False
-            self._frame.feed(self._line.whole())
-        elif self._watch(self._line.fresh()):
+            self._frame, self._watches, self._watched = http_framing.HttpFraming(), False, False
+            self._frame.feed(self._line.read_all())
+        elif self._watch(self._line.read_new()):
             return
         if self._frame.state in (http_framing.ENDED, http_framing.BROKEN):
-            self.complete()
+            self.on_complete()
 
     def _watch(self, data: bytes) -> bool:
         """Take what came. True when the line watches for the end from here on: what is behind the head is then left to it."""
@@ -127,17 +127,17 @@ class Connection:
             data, ahead = b"", frame.next_chunk() if self._watches else None
         if ahead is not None:
             self._watched = True
-            self._line.watch(ahead[0], ahead[1] + data)
+            self._line.watch_for_end(ahead[0], ahead[1] + data)
         return ahead is not None
 
-    def complete(self) -> None:
+    def on_complete(self) -> None:
         """See `Owner`: the answer is complete, or will never be. A server may have answered before it read all of the request."""
         keeps = self._frame.keep_alive and self._unsent is None
         self._finish()
         if not keeps:
             self.abort()
 
-    def ended(self, error: OSError | None) -> None:
+    def on_closed(self, error: OSError | None) -> None:
         """See `Owner`."""
         if self._done is not None and not self._done.done():
             self._exchange.closed = True
@@ -153,7 +153,7 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self.ended(error)
+            self.on_closed(error)
             return
         if sent < len(data):
             self._unsent = asyncio.get_running_loop().create_task(self._send_rest(data[sent:]))
@@ -163,12 +163,12 @@ class Connection:
         try:
             await asyncio.get_running_loop().sock_sendall(self._link, data)
         except OSError as error:
-            self.ended(error)
+            self.on_closed(error)
         self._unsent = None
 
     def _expire(self, timeout_s: float) -> None:
-        self._take()
-        last_ns = self._exchange.taken.last_ns
+        self._store_reads()
+        last_ns = self._exchange.deferred_reads.last_ns
         silent_s = (perf_counter_ns() - last_ns) / 1e9 if last_ns else 0.0
         if silent_s >= timeout_s / 2:
             self._fail(ErrorName.STALLED, f"begun, then silent for {silent_s:.1f} s; the request's limit is {timeout_s:g} s")
@@ -187,19 +187,19 @@ class Connection:
     def _finish(self) -> None:
         """The request in flight is over; what came stays with it."""
         if self._done is not None and not self._done.done():
-            self._take()
+            self._store_reads()
             self._done.set_result(None)
 
-    def _take(self) -> None:
-        taken = self._line.taken()
+    def _store_reads(self) -> None:
+        taken = self._line.detach_reads()
         if taken.count:
-            self._exchange.taken = taken
+            self._exchange.deferred_reads = taken
 
 
 class Endpoint:
     """One server's address and the connections to it that are free. Use it on one event loop."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None, wire: Callable[[], Wire] = new_wire) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None, wire: Callable[[], SocketReader] = new_socket_reader) -> None:
         """`tls`: how to meet an https server, default as this host trusts; `wire` makes what listens to its sockets.
 
         Raises ValueError unless `url` is http(s)://host[:port][/path].
@@ -210,9 +210,9 @@ class Endpoint:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._free: list[Connection] = []
+        self._free: list[LoadConnection] = []
         self._new_wire = wire
-        self._wire: Wire | None = None
+        self._wire: SocketReader | None = None
         self._places: list[tuple[int, Any]] = []  # family and address, once looked up
 
     @property
@@ -221,7 +221,7 @@ class Endpoint:
         return sum(not connection.lost for connection in self._free)
 
     @property
-    def wire(self) -> Wire:
+    def reader(self) -> SocketReader:
         """Its sockets. Raises RuntimeError outside of a running loop."""
         if self._wire is None:
             self._wire = self._new_wire()
@@ -233,14 +233,14 @@ class Endpoint:
             while self.idle < count:
                 self._free.append(await self._open())
 
-    async def exchange(self, request: bytes, timeout_s: float, flying: Callable[[Connection], None] | None = None) -> Exchange:
+    async def exchange(self, request: bytes, timeout_s: float, on_connection: Callable[[LoadConnection], None] | None = None) -> Exchange:
         """Send on a free connection, or on a new one. A failure is in the result, never raised. `flying` is told the connection."""
         try:
-            connection = self._take() or await self._open()
+            connection = self._reuse_connection() or await self._open()
         except (OSError, TimeoutError) as error:
             return Exchange(perf_counter_ns(), failure=ErrorName.CONNECT, detail=str(error) or "no connection in time")
-        if flying is not None:
-            flying(connection)
+        if on_connection is not None:
+            on_connection(connection)
         exchange = await connection.exchange(request, timeout_s)
         if not connection.lost:
             self._free.append(connection)
@@ -255,7 +255,7 @@ class Endpoint:
         if wire is not None:
             wire.close()
 
-    def _take(self) -> Connection | None:
+    def _reuse_connection(self) -> LoadConnection | None:
         now = perf_counter_ns()
         while self._free:
             connection = self._free.pop()
@@ -266,15 +266,15 @@ class Endpoint:
             connection.abort()
         return None
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> LoadConnection:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             link = await self._link()
             with ExitStack() as unless_made:
                 unless_made.callback(link.close)
-                secure = None if self._tls is None else Secure(self._tls, self._host)
+                secure = None if self._tls is None else TlsStream(self._tls, self._host)
                 if secure is not None:
-                    await secure.greet(link)
-                connection = Connection(self.wire, link, secure)
+                    await secure.handshake(link)
+                connection = LoadConnection(self.reader, link, secure)
                 unless_made.pop_all()
             return connection
 

@@ -7,14 +7,14 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_agent.load.client.http_framing import BROKEN, ENDED, Framing
+from fleet_agent.load.client.http_framing import BROKEN, ENDED, HttpFraming
 
-Answer = tuple[int, bytes]
-LARGEST_ANSWER_BYTES = 32 << 20
+HttpAnswer = tuple[int, bytes]
+LARGEST_HTTP_ANSWER_BYTES = 32 << 20
 _PIECE_BYTES = 256 << 10
 
 
-async def exchange(url: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
     """(status, content) of a GET, or of a POST of `body` as JSON. Raises OSError, EOFError or ValueError when there is no whole answer."""
     place = urlsplit(url)
     tls = place.scheme == "https"
@@ -24,21 +24,21 @@ async def exchange(url: str, path: str, body: dict[str, Any] | None = None) -> A
         head = f"{'GET' if body is None else 'POST'} {place.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
         head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
-        return await _answer(reader)
+        return await _read_answer(reader)
     finally:
         writer.close()
 
 
-async def _answer(reader: asyncio.StreamReader) -> Answer:
+async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
     """Up to where it says that it ends, since not every server closes when it is asked to; to the connection's end where it does not."""
-    frame, content, size = Framing(), bytearray(), 0
+    frame, content, size = HttpFraming(), bytearray(), 0
     while frame.state not in (ENDED, BROKEN):
         piece = await reader.read(_PIECE_BYTES)
         size += len(piece)
         if not piece and not frame.close():
             raise EOFError("the connection was closed inside an answer" if size else "the connection was closed without an answer")
-        if size > LARGEST_ANSWER_BYTES:  # a server that is looked at is somebody else's program
-            raise EOFError(f"the answer is larger than {LARGEST_ANSWER_BYTES} bytes")
+        if size > LARGEST_HTTP_ANSWER_BYTES:  # a server that is looked at is somebody else's program
+            raise EOFError(f"the answer is larger than {LARGEST_HTTP_ANSWER_BYTES} bytes")
         for part in frame.feed(piece):
             content += part
     if frame.state == BROKEN:
@@ -46,7 +46,7 @@ async def _answer(reader: asyncio.StreamReader) -> Answer:
     return frame.status, bytes(content)
 
 
-def as_object(content: bytes) -> dict[str, Any]:
+def parse_json_object(content: bytes) -> dict[str, Any]:
     """The JSON object in `content`. Raises ValueError when it is anything else."""
     try:
         value = json.loads(content)

@@ -16,12 +16,12 @@ UNTIL_CLOSE: Final = "until_close"
 ENDED: Final = "ended"
 BROKEN: Final = "broken"
 
-GOES_ON: Final = 0
-AT_END: Final = 1
-LOOK_CLOSER: Final = 2
+ANSWER_GOES_ON: Final = 0
+ANSWER_AT_END: Final = 1
+ANSWER_NEEDS_PARSING: Final = 2
 
 
-class Framing:
+class HttpFraming:
     """An incremental reader of one answer. `state` tells where it is; `feed` returns the content bytes of each piece."""
 
     __slots__ = ("_left", "_rest", "_skip", "_trailer", "keep_alive", "problem", "state", "status")
@@ -166,7 +166,7 @@ class Framing:
         self._skip = 2 if self._left else 0
 
 
-class Ending:
+class ChunkedEnd:
     """Where a chunked answer ends, seen from its chunks' sizes alone.
 
     What it does not know (chunk extensions, trailers) it says, and `Framing` has to look.
@@ -178,7 +178,7 @@ class Ending:
         self._left = left  # bytes to the end of the chunk, its line end included
         self._rest = rest  # a size line that is cut
 
-    def look(self, data: bytes) -> int:
+    def feed(self, data: bytes) -> int:
         """Take what came next, from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when only the whole tells."""
         at = self._left
         if self._rest:
@@ -189,17 +189,17 @@ class Ending:
             if line < 0:
                 at, self._rest = size, data[at:]
                 if len(self._rest) >= _LINE_LIMIT:
-                    return LOOK_CLOSER
+                    return ANSWER_NEEDS_PARSING
                 break
             try:
                 length = int(data[at:line], 16)
             except ValueError:
-                return LOOK_CLOSER
+                return ANSWER_NEEDS_PARSING
             if length <= 0:
-                return AT_END if data[line:] == b"\r\n\r\n" else LOOK_CLOSER
+                return ANSWER_AT_END if data[line:] == b"\r\n\r\n" else ANSWER_NEEDS_PARSING
             at = line + 4 + length
         self._left = at - size
-        return GOES_ON
+        return ANSWER_GOES_ON
 
 
 class _Head(NamedTuple):

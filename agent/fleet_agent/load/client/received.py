@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class RecordedReads:
     """`times_ns` are perf_counter_ns, one for each read; `ends` the number of bytes up to the end of each read. `len` counts reads."""
 
     data: bytes = b""
@@ -18,11 +18,11 @@ class Reads:
     ends: array[int] = field(default_factory=lambda: array("Q"))
 
     @staticmethod
-    def of(pairs: Iterable[tuple[int, bytes]]) -> Reads:
+    def from_pairs(pairs: Iterable[tuple[int, bytes]]) -> RecordedReads:
         """From the time and the bytes of each read, none of which is empty."""
-        told = list(pairs)
-        ends = array("Q", accumulate(len(data) for _, data in told))
-        return Reads(b"".join(data for _, data in told), array("q", [ns for ns, _ in told]), ends)
+        reads = list(pairs)
+        ends = array("Q", accumulate(len(data) for _, data in reads))
+        return RecordedReads(b"".join(data for _, data in reads), array("q", [ns for ns, _ in reads]), ends)
 
     def __len__(self) -> int:
         return len(self.times_ns)
@@ -37,7 +37,7 @@ class Reads:
         return [(ns, self.data[start:end]) for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)]
 
 
-class Taken(Protocol):
+class DeferredReads(Protocol):
     """An answer as its line put it aside: nothing of it is copied while a run goes on, when the next request of its slot is due."""
 
     @property
@@ -55,13 +55,13 @@ class Taken(Protocol):
         """Of the last read; 0: nothing came."""
         ...
 
-    def reads(self) -> Reads:
+    def reads(self) -> RecordedReads:
         """The answer itself, put together now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BufferedReads:
     """See `Taken`: the reads as Python objects."""
 
     times_ns: Sequence[int] = ()
@@ -78,9 +78,9 @@ class Parts:
         """See `Taken`."""
         return self.times_ns[-1] if self.times_ns else 0
 
-    def reads(self) -> Reads:
+    def reads(self) -> RecordedReads:
         """See `Taken`."""
-        return Reads.of(zip(self.times_ns, self.parts, strict=True))
+        return RecordedReads.from_pairs(zip(self.times_ns, self.parts, strict=True))
 
 
-NOTHING: Final = Parts()
+NO_READS: Final = BufferedReads()

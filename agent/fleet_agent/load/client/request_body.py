@@ -16,7 +16,7 @@ PATHS: Final = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions", GE
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """A server: where it is, what its model is called and whether it understands SGLang's own fields."""
 
     url: str  # http(s)://host[:port][/base], without a trailing slash
@@ -26,7 +26,7 @@ class Target:
     in_cluster: bool = False  # met with the certificates of the cluster that sends: a relay of ours stands before it
 
 
-def body(target: Target, api: str, prompt: Content, output_tokens: int) -> dict[str, Any]:
+def completion_body(target: LoadTarget, api: str, prompt: Content, output_tokens: int) -> dict[str, Any]:
     """The JSON body of one streamed greedy completion of exactly `output_tokens` tokens (where the server can be held to that).
 
     An engine that is not SGLang gets standard fields only, so it may stop early: the finish_reason then tells.
@@ -51,7 +51,7 @@ def body(target: Target, api: str, prompt: Content, output_tokens: int) -> dict[
     return content
 
 
-def http_request(target: Target, path: str, content: dict[str, Any] | None) -> bytes:
+def http_request(target: LoadTarget, path: str, content: dict[str, Any] | None) -> bytes:
     """The bytes of a POST of `content` to `path` below the target's base path, on a connection that is kept."""
     parts = urlsplit(target.url)
     data = b"" if content is None else json.dumps(content, ensure_ascii=False).encode()

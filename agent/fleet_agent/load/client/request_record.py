@@ -46,7 +46,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestRecord:
     """One request of a run: when it should have been sent, when it was, and what came back. All times perf_counter_ns."""
 
     number: int

@@ -13,22 +13,22 @@ from itertools import compress, pairwise
 from typing import Any
 
 from fleet_agent.load.client import http_framing
-from fleet_agent.load.client.fast_path import Alike, Run
-from fleet_agent.load.client.received import Reads
+from fleet_agent.load.client.fast_path import EventRun, EventTemplate
+from fleet_agent.load.client.received import RecordedReads
 from fleet_agent.load.client.request_record import ErrorName, Response
-from fleet_agent.load.client.single_line_event import lone_event
-from fleet_agent.load.client.sse import Event, Events
+from fleet_agent.load.client.single_line_event import read_single_line_event
+from fleet_agent.load.client.sse import SseEvent, SseParser
 
 _MOST = 2**31 - 1  # a count above this is nonsense
 _DETAIL = 300  # characters of a server's own words that are kept
 
 
 @dataclass(slots=True)
-class _Reading:
+class _DecodeState:
     """What has been read of the events so far."""
 
     times: list[int] = field(default_factory=list)  # of each event that has a text field
-    said: bytearray = field(default_factory=bytearray)  # 1 for each of the same events that has a text
+    has_text: bytearray = field(default_factory=bytearray)  # 1 for each of the same events that has a text
     texts: list[str] = field(default_factory=list)  # of each of them (/generate), or in other pieces
     counts: dict[int, int] = field(default_factory=dict)  # tokens so far, as said in the event of that place in `times`
     ids: list[int] = field(default_factory=list)  # token ids in that event (/generate)
@@ -55,22 +55,22 @@ class _Reading:
             self.counts[len(self.times)] = count
         self.times.append(ns)
         self.texts.append(text)
-        self.said.append(text != "")
+        self.has_text.append(text != "")
 
-    def run(self, run: Run) -> None:
+    def run(self, run: EventRun) -> None:
         """Events with a text and nothing else."""
         self.times.extend(run.times_ns)
         self.texts.append(run.text)
-        self.said += b"\1" * len(run.times_ns)
+        self.has_text += b"\1" * len(run.times_ns)
 
 
-def decode(reads: Reads, *, closed: bool, failure: str = "", detail: str = "") -> Response:
+def decode_response(reads: RecordedReads, *, closed: bool, failure: str = "", detail: str = "") -> Response:
     """Read a recorded answer. `closed`: the peer ended the connection; `failure`: what the client saw go wrong.
 
     The client's failure stands only while the answer is incomplete: a connection reset after the last byte is no failure.
     Costs about a microsecond for each read that is like the one before it, which most are, and ten for any other.
     """
-    frame, reading = http_framing.Framing(), _Reading()
+    frame, reading = http_framing.HttpFraming(), _DecodeState()
     words = _read_all(reads, frame, reading)
     if closed:
         frame.close()
@@ -79,34 +79,34 @@ def decode(reads: Reads, *, closed: bool, failure: str = "", detail: str = "") -
         return Response(frame.status, last_ns=last_ns, error_kind=failure or ErrorName.MALFORMED, error_detail=frame.problem)
     whole = frame.state == http_framing.ENDED
     if frame.status not in (0, 200):
-        told = words.decode("utf-8", "replace")
-        return Response(frame.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=told)
+        error_detail = words.decode("utf-8", "replace")
+        return Response(frame.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=error_detail)
     if whole and words and not reading.events:
         reading.error = (ErrorName.MALFORMED, "the answer is no event stream")
-    kind, told = _verdict(reading, whole, failure, detail)
+    kind, error_detail = _find_error(reading, whole, failure, detail)
     if not kind and not len(reads):
         kind = ErrorName.RESET
-    return _response(reading, frame.status, last_ns, kind, told)
+    return _response(reading, frame.status, last_ns, kind, error_detail)
 
 
-def _read_all(reads: Reads, frame: http_framing.Framing, reading: _Reading) -> bytes:
+def _read_all(reads: RecordedReads, frame: http_framing.HttpFraming, reading: _DecodeState) -> bytes:
     """Take every read; the first bytes of the content, for people."""
-    events, words, data = Events(), b"", reads.data
-    alike: Alike | None = None
+    events, words, data = SseParser(), b"", reads.data
+    alike: EventTemplate | None = None
     number = at = 0  # the read, and the byte of the answer, that come next
     while number < len(reads):
         if alike is not None and frame.is_between and events.is_between:
-            run = alike.take(reads, number, at)
+            run = alike.read_run(reads, number, at)
             reading.run(run)
             at = run.at
             number = bisect_right(reads.ends, at, number)
             if number == len(reads):
                 break
-        if frame.is_between and events.is_between and frame.status == 200 and (lone := lone_event(data, at)) is not None:
-            said, at = lone
+        if frame.is_between and events.is_between and frame.status == 200 and (lone := read_single_line_event(data, at)) is not None:
+            event_data, at = lone
             completed = bisect_left(reads.ends, at - 2, number)  # the chunk's own end may come later
-            _read_events(reading, [Event(reads.times_ns[completed], said)])
-            alike = Alike.like(said) if reading.is_plain else None
+            _read_events(reading, [SseEvent(reads.times_ns[completed], event_data)])
+            alike = EventTemplate.from_event(event_data) if reading.is_plain else None
             number = bisect_right(reads.ends, at, completed)
             continue
         end = min(frame.end_of_chunk(data, at), reads.ends[number])
@@ -115,13 +115,13 @@ def _read_all(reads: Reads, frame: http_framing.Framing, reading: _Reading) -> b
             found = events.feed(reads.times_ns[number], piece) if frame.status in (0, 200) else []
             _read_events(reading, found)
             if found:
-                alike = Alike.like(found[-1].data) if reading.is_plain else None
+                alike = EventTemplate.from_event(found[-1].data) if reading.is_plain else None
         at = end
         number += at == reads.ends[number]
     return words
 
 
-def _read_events(reading: _Reading, found: Sequence[Event]) -> None:
+def _read_events(reading: _DecodeState, found: Sequence[SseEvent]) -> None:
     """Take events as they come; what follows the end, or an error, says nothing any more."""
     for event in found:
         reading.events += 1
@@ -141,7 +141,7 @@ def _read_events(reading: _Reading, found: Sequence[Event]) -> None:
             reading.error = (ErrorName.MALFORMED, "an event is not a JSON object")
 
 
-def _read_one(reading: _Reading, ns: int, content: Mapping[str, Any]) -> None:
+def _read_one(reading: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
     if content.get("error"):
         reading.error = (ErrorName.SERVER_ERROR, _text(_mapping(content["error"]).get("message")) or "an error in the stream")
         return
@@ -158,7 +158,7 @@ def _read_one(reading: _Reading, ns: int, content: Mapping[str, Any]) -> None:
         _read_choice(reading, ns, choices[0], content)
 
 
-def _read_generated(reading: _Reading, ns: int, content: Mapping[str, Any]) -> None:
+def _read_generated(reading: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
     """An event of /generate."""
     ids = content.get("output_ids")
     reading.generate = True
@@ -166,7 +166,7 @@ def _read_generated(reading: _Reading, ns: int, content: Mapping[str, Any]) -> N
     reading.output(ns, _text(content.get("text")), _count(_mapping(content.get("meta_info")).get("completion_tokens")))
 
 
-def _read_choice(reading: _Reading, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+def _read_choice(reading: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """An event of an OpenAI stream that has a choice."""
     if choice.get("meta_info"):
         _read_meta(reading, _mapping(choice["meta_info"]))
@@ -175,7 +175,7 @@ def _read_choice(reading: _Reading, ns: int, choice: Mapping[str, Any], content:
     reading.output(ns, _choice_text(choice), _count(_mapping(content.get("usage")).get("completion_tokens")))
 
 
-def _read_meta(reading: _Reading, meta: Mapping[str, Any]) -> None:
+def _read_meta(reading: _DecodeState, meta: Mapping[str, Any]) -> None:
     _read_finish(reading, meta.get("finish_reason"))
     _read_usage(reading, meta)
     _read_speculation(reading, meta)
@@ -183,7 +183,7 @@ def _read_meta(reading: _Reading, meta: Mapping[str, Any]) -> None:
     reading.cached_tokens = reading.cached_tokens if cached is None else cached
 
 
-def _read_usage(reading: _Reading, usage: Mapping[str, Any]) -> None:
+def _read_usage(reading: _DecodeState, usage: Mapping[str, Any]) -> None:
     for name in ("prompt_tokens", "completion_tokens"):
         count = _count(usage.get(name))
         if count is not None:
@@ -192,7 +192,7 @@ def _read_usage(reading: _Reading, usage: Mapping[str, Any]) -> None:
     reading.cached_tokens = reading.cached_tokens if cached is None else cached
 
 
-def _read_extension(reading: _Reading, extension: Mapping[str, Any]) -> None:
+def _read_extension(reading: _DecodeState, extension: Mapping[str, Any]) -> None:
     details = extension.get("spec_tokens_details")
     _read_speculation(reading, _mapping(details[0] if isinstance(details, list) and details else details))
     ids = extension.get("output_ids")
@@ -203,7 +203,7 @@ def _read_extension(reading: _Reading, extension: Mapping[str, Any]) -> None:
         reading.cached_tokens = sum(_count(cached.get(name)) or 0 for name in ("device", "host", "storage"))
 
 
-def _read_speculation(reading: _Reading, source: Mapping[str, Any]) -> None:
+def _read_speculation(reading: _DecodeState, source: Mapping[str, Any]) -> None:
     steps = _count(source.get("spec_verify_ct"))
     reading.verify_ct = reading.verify_ct if steps is None else steps
     length = source.get("spec_accept_length")
@@ -211,7 +211,7 @@ def _read_speculation(reading: _Reading, source: Mapping[str, Any]) -> None:
         reading.accept_length = float(length)
 
 
-def _read_finish(reading: _Reading, reason: Any) -> None:
+def _read_finish(reading: _DecodeState, reason: Any) -> None:
     """A text in the OpenAI APIs, {"type": text} in /generate."""
     if isinstance(reason, dict):
         reason = reason.get("type")
@@ -233,7 +233,7 @@ def _call_texts(calls: Any) -> list[Any]:
     return [function.get(name) for function in functions for name in ("name", "arguments")]
 
 
-def _verdict(reading: _Reading, whole: bool, failure: str, detail: str) -> tuple[str, str]:
+def _find_error(reading: _DecodeState, whole: bool, failure: str, detail: str) -> tuple[str, str]:
     if reading.error[0]:
         return reading.error
     ended = reading.done or (whole and reading.finish_reason != "")
@@ -246,12 +246,12 @@ def _verdict(reading: _Reading, whole: bool, failure: str, detail: str) -> tuple
     return "", ""
 
 
-def _response(reading: _Reading, status: int, last_ns: int, kind: str, detail: str) -> Response:
+def _response(reading: _DecodeState, status: int, last_ns: int, kind: str, detail: str) -> Response:
     texts, all_times = reading.texts, reading.times
     cumulative = reading.generate and _is_cumulative(texts)
-    said = bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False)) if cumulative else reading.said
-    times = all_times if all(said) else list(compress(all_times, said))
-    counts = [reading.counts.get(place) for place in compress(range(len(said)), said)] if reading.counts else []
+    is_output = bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False)) if cumulative else reading.has_text
+    times = all_times if all(is_output) else list(compress(all_times, is_output))
+    counts = [reading.counts.get(place) for place in compress(range(len(is_output)), is_output)] if reading.counts else []
     own = max(reading.ids, default=0) if cumulative else sum(reading.ids)
     return Response(
         status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, reading.completion_tokens), last_ns=last_ns,
@@ -278,7 +278,7 @@ def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, 
     return steps if min(steps) >= 0 else None
 
 
-def _verify_ct(reading: _Reading) -> int | None:
+def _verify_ct(reading: _DecodeState) -> int | None:
     """Old servers give only the accept length, which is completion tokens / verify steps."""
     if reading.verify_ct is None and reading.accept_length and reading.completion_tokens:
         return max(1, round(reading.completion_tokens / reading.accept_length))

@@ -8,20 +8,20 @@ from typing import Final
 _BEGIN: Final = b"data: "
 
 
-def lone_event(data: bytes, at: int) -> tuple[bytes, int] | None:
+def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
     """From byte `at`, where a chunk and an event begin: what the event says, and where its chunk ends. None for anything else."""
     line = data.find(b"\r\n", at, at + 10)
     if line <= at:
         return None
     begin = line + 2
-    end = begin + size_of(data[at:line])
+    end = begin + parse_chunk_size(data[at:line])
     if not data.startswith(_BEGIN, begin) or data[end - 2 : end + 2] != b"\n\n\r\n":
         return None
-    said = data[begin + len(_BEGIN) : end - 2]
-    return None if not said or b"\n" in said or b"\r" in said else (said, end + 2)
+    content = data[begin + len(_BEGIN) : end - 2]
+    return None if not content or b"\n" in content or b"\r" in content else (content, end + 2)
 
 
 @lru_cache(4096)
-def size_of(digits: bytes) -> int:
+def parse_chunk_size(digits: bytes) -> int:
     """A chunk's size; -1 for what is none, such as 0x1 and 1_0, which int() would take."""
     return int(digits, 16) if not digits.strip(b"0123456789abcdefABCDEF") else -1

@@ -19,8 +19,8 @@ from time import perf_counter_ns, time_ns
 from typing import Final, Protocol
 
 from fleet_agent.load.client import http_framing
-from fleet_agent.load.client.received import Parts, Taken
-from fleet_agent.load.client.tls_stream import Secure
+from fleet_agent.load.client.received import BufferedReads, DeferredReads
+from fleet_agent.load.client.tls_stream import TlsStream
 
 READ_BYTES: Final = 1 << 16
 LOOK_BYTES: Final = 1 << 13
@@ -31,23 +31,23 @@ ROOM: Final = socket.CMSG_SPACE(STAMP.size)
 _unpack: Final = STAMP.unpack
 
 
-class Owner(Protocol):
+class StreamListener(Protocol):
     """Who decides about a line: told on the loop, and of each thing once."""
 
-    def look(self) -> None:
+    def on_data(self) -> None:
         """Something came, and the line was not told to watch, or can no longer (then `whole` is due)."""
         ...
 
-    def complete(self) -> None:
+    def on_complete(self) -> None:
         """The answer that was watched is complete with the last byte that came."""
         ...
 
-    def ended(self, error: OSError | None) -> None:
+    def on_closed(self, error: OSError | None) -> None:
         """The peer has ended the connection, or it broke."""
         ...
 
 
-class Line(Protocol):
+class SocketStream(Protocol):
     """The incoming side of one connected socket."""
 
     @property
@@ -55,29 +55,29 @@ class Line(Protocol):
         """Bytes that came since the last `expect`."""
         ...
 
-    def expect(self, sent_ns: int, most: int) -> bool:
+    def expect_answer(self, sent_ns: int, most: int) -> bool:
         """An answer of at most so many bytes is due from now on: beyond, `Owner.look` is called, watched or not.
 
         False when the connection has ended or said something that nobody asked for.
         """
         ...
 
-    def fresh(self) -> bytes:
+    def read_new(self) -> bytes:
         """What came since the last call, or since `expect`."""
         ...
 
-    def whole(self) -> bytes:
+    def read_all(self) -> bytes:
         """All that came since `expect`."""
         ...
 
-    def watch(self, left: int, rest: bytes) -> None:
+    def watch_for_end(self, left: int, rest: bytes) -> None:
         """Tell of no read any more but of the end of a chunked answer, of which everything so far was `fresh`; at once where it has come.
 
         `left`: bytes to the next line with a chunk's size, `rest`: what has come from there on.
         """
         ...
 
-    def taken(self) -> Taken:
+    def detach_reads(self) -> DeferredReads:
         """The answer that was expected, as far as it came; it is not kept."""
         ...
 
@@ -86,7 +86,7 @@ class Line(Protocol):
         ...
 
 
-class Wire(Protocol):
+class SocketReader(Protocol):
     """The sockets of one event loop. Use it on that loop only."""
 
     @property
@@ -94,7 +94,7 @@ class Wire(Protocol):
         """Seconds of a core that it has spent beside the loop's thread."""
         ...
 
-    def line(self, link: socket.socket, owner: Owner, secure: Secure | None) -> Line:
+    def attach(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None) -> SocketStream:
         """Listen to a connected, non-blocking socket, which is the line's to close."""
         ...
 
@@ -112,23 +112,23 @@ def arrival_ns(stamp_ns: int, apart_ns: int, after_ns: int, at_ns: int) -> int:
     return arrived_ns if after_ns <= arrived_ns <= at_ns else at_ns
 
 
-class _Nobody:
+class _NoListener:
     """Owns a line that was dropped: without a cycle through its connection, since nothing is collected while a run goes on."""
 
-    def look(self) -> None:
+    def on_data(self) -> None:
         """See `Owner`."""
 
-    def complete(self) -> None:
+    def on_complete(self) -> None:
         """See `Owner`."""
 
-    def ended(self, error: OSError | None) -> None:
+    def on_closed(self, error: OSError | None) -> None:
         """See `Owner`."""
 
 
-NOBODY: Final = _Nobody()
+NO_LISTENER: Final = _NoListener()
 
 
-class LoopWire:
+class LoopSocketReader:
     """Reads in callbacks of the loop."""
 
     def __init__(self) -> None:
@@ -136,17 +136,17 @@ class LoopWire:
         self._loop = asyncio.get_running_loop()
         self._seen_ns = perf_counter_ns()
         self._apart_ns = time_ns() - self._seen_ns
-        self._lines: set[LoopLine] = set()
+        self._lines: set[LoopSocketStream] = set()
 
     @property
     def cpu_s(self) -> float:
         """See `Wire`."""
         return 0.0
 
-    def line(self, link: socket.socket, owner: Owner, secure: Secure | None) -> Line:
+    def attach(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None) -> SocketStream:
         """See `Wire`."""
         link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        line = LoopLine(link, owner, secure, self.arrived_ns)
+        line = LoopSocketStream(link, owner, secure, self.arrived_ns)
         number = link.fileno()
 
         def remove() -> None:
@@ -156,7 +156,7 @@ class LoopWire:
 
         line.remove = remove
         self._lines.add(line)
-        self._loop.add_reader(number, line.read)
+        self._loop.add_reader(number, line.on_readable)
         return line
 
     def close(self) -> None:
@@ -173,16 +173,16 @@ class LoopWire:
         return arrival_ns(seconds * 1_000_000_000 + nanoseconds, self._apart_ns, after_ns, now_ns)
 
 
-class LoopLine:
+class LoopSocketStream:
     """See `Line`. `read` is the hot path: a read, two appends and one comparison."""
 
     __slots__ = ("_arrived_ns", "_at_ns", "_ending", "_link", "_look_at", "_most", "_owner", "_parts", "_receive", "_secure", "_taken",
                  "_times", "remove", "size")  # fmt: skip
 
-    def __init__(self, link: socket.socket, owner: Owner, secure: Secure | None, arrived_ns: Callable[[bytes, int], int]) -> None:
+    def __init__(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None, arrived_ns: Callable[[bytes, int], int]) -> None:
         self.size = 0
         self.remove: Callable[[], None] | None = None  # none: closed
-        self._owner: Owner = owner
+        self._owner: StreamListener = owner
         self._link = link
         self._receive = link.recvmsg
         self._secure = secure
@@ -191,90 +191,90 @@ class LoopLine:
         self._times: list[int] = []
         self._parts: list[bytes] = []
         self._taken = 0  # parts that were looked at
-        self._ending: http_framing.Ending | None = None
+        self._ending: http_framing.ChunkedEnd | None = None
         self._look_at = self._most = 0
 
-    def read(self) -> None:
+    def on_readable(self) -> None:
         """There is news. uvloop tells of a broken socket once, also where bytes came before it broke."""
         if self._read_once() and self.remove is not None and (broke := self._link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
             while self._read_once(is_last=True):
                 pass
-            self._owner.ended(OSError(broke, os.strerror(broke)))
+            self._owner.on_closed(OSError(broke, os.strerror(broke)))
 
     def _read_once(self, *, is_last: bool = False) -> bool:
         """True when bytes came. `is_last`: the end is told by somebody else."""
         try:
-            data, said, _, _ = self._receive(READ_BYTES, ROOM)
+            data, control_data, _, _ = self._receive(READ_BYTES, ROOM)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
             if not is_last:
-                self._owner.ended(error)
+                self._owner.on_closed(error)
             return False
-        self._at_ns = at_ns = self._arrived_ns(said[0][2], self._at_ns) if said else perf_counter_ns()
+        self._at_ns = at_ns = self._arrived_ns(control_data[0][2], self._at_ns) if control_data else perf_counter_ns()
         if not data and not is_last:
-            self._owner.ended(None)
+            self._owner.on_closed(None)
         elif data and self._secure is not None:
             self._read_secure(at_ns, data, self._secure)
         elif data:
-            self._came(at_ns, data)
+            self._store(at_ns, data)
         return bool(data) and self.remove is not None
 
-    def _read_secure(self, at_ns: int, data: bytes, secure: Secure) -> None:
+    def _read_secure(self, at_ns: int, data: bytes, secure: TlsStream) -> None:
         """A piece of a TLS record, or whole ones."""
         try:
-            plain, is_over = secure.opened(data)
+            plain, is_over = secure.decrypt(data)
         except ssl.SSLError as error:
-            self._owner.ended(error)
+            self._owner.on_closed(error)
             return
         if plain:
-            self._came(at_ns, plain)
+            self._store(at_ns, plain)
         if is_over:
-            self._owner.ended(None)
+            self._owner.on_closed(None)
 
-    def _came(self, at_ns: int, data: bytes) -> None:
+    def _store(self, at_ns: int, data: bytes) -> None:
         self._times.append(at_ns)
         self._parts.append(data)
         self.size += (size := len(data))
         if self._ending is None:
-            self._owner.look()
+            self._owner.on_data()
         elif size < 4 or data.endswith(b"\r\n\r\n") or self.size > self._look_at:
             self._find_end(self._ending)
 
-    def _find_end(self, ending: http_framing.Ending) -> None:
+    def _find_end(self, ending: http_framing.ChunkedEnd) -> None:
         """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny), and now and then.
 
         What was looked at needs no look at the end, when the next request of the slot is due.
         """
-        found = http_framing.LOOK_CLOSER if self.size > self._most else ending.look(self.fresh())
+        found = http_framing.ANSWER_NEEDS_PARSING if self.size > self._most else ending.feed(self.read_new())
         self._look_at = self.size + LOOK_BYTES
-        if found != http_framing.GOES_ON:
+        if found != http_framing.ANSWER_GOES_ON:
             self._ending = None
-            (self._owner.complete if found == http_framing.AT_END else self._owner.look)()
+            (self._owner.on_complete if found == http_framing.ANSWER_AT_END else self._owner.on_data)()
 
-    def expect(self, sent_ns: int, most: int) -> bool:
+    def expect_answer(self, sent_ns: int, most: int) -> bool:
         """See `Line`."""
         self._at_ns, self._most = sent_ns, most
         return not self._parts
 
-    def fresh(self) -> bytes:
+    def read_new(self) -> bytes:
         """See `Line`."""
         new, self._taken = self._parts[self._taken :], len(self._parts)
         return b"".join(new)
 
-    def whole(self) -> bytes:
+    def read_all(self) -> bytes:
         """See `Line`."""
         self._taken = len(self._parts)
         return b"".join(self._parts)
 
-    def watch(self, left: int, rest: bytes) -> None:
+    def watch_for_end(self, left: int, rest: bytes) -> None:
         """See `Line`."""
-        self._ending = http_framing.Ending(left, rest)
+        self._ending = http_framing.ChunkedEnd(left, rest)
         self._find_end(self._ending)
 
-    def taken(self) -> Taken:
+    def detach_reads(self) -> DeferredReads:
         """See `Line`."""
-        taken = Parts(self._times, self._parts, self.size)
+        taken = BufferedReads(self._times, self._parts, self.size)
         self._times, self._parts, self._taken, self.size, self._ending = [], [], 0, 0, None
         return taken
 
@@ -282,6 +282,6 @@ class LoopLine:
         """See `Line`."""
         remove, self.remove = self.remove, None
         if remove is not None:
-            self._owner = NOBODY
+            self._owner = NO_LISTENER
             remove()
 

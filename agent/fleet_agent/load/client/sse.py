@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SseEvent:
     """One server-sent event: its data and the time of the read that completed it."""
 
     ns: int
     data: bytes
 
 
-class Events:
+class SseParser:
     """A reader of one body. A last event that is cut is never given."""
 
     __slots__ = ("_after_cr", "_rest")
@@ -27,7 +27,7 @@ class Events:
         """True when the next byte begins an event."""
         return not self._rest and not self._after_cr
 
-    def feed(self, ns: int, piece: bytes) -> list[Event]:
+    def feed(self, ns: int, piece: bytes) -> list[SseEvent]:
         """The events with data that this piece of the body completes. Takes a time for each byte once, however long an event is."""
         if self._after_cr or b"\r" in piece:
             piece = self._plain(piece)
@@ -37,12 +37,12 @@ class Events:
         if rest:
             rest += piece
             body = rest
-        found: list[Event] = []
+        found: list[SseEvent] = []
         start = 0
         while (end := body.find(b"\n\n", place)) >= 0:
             data = _data_of(bytes(body[start:end]))
             if data:
-                found.append(Event(ns, data))
+                found.append(SseEvent(ns, data))
             start = place = end + 2
         if body is rest:
             del rest[:start]

@@ -10,14 +10,14 @@ from typing import Final
 _READ_BYTES: Final = 1 << 16
 
 
-class Secure:
+class TlsStream:
     """The client's side of one TLS connection."""
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
 
-    async def greet(self, link: socket.socket) -> None:
+    async def handshake(self, link: socket.socket) -> None:
         """The handshake. Raises OSError (ssl.SSLError among them) when there is none, or the server is not who it should be."""
         loop = asyncio.get_running_loop()
         while True:
@@ -32,12 +32,12 @@ class Secure:
                 raise ConnectionResetError("the server closed the connection in its TLS handshake")
             self._in.write(data)
 
-    def sealed(self, data: bytes) -> bytes:
+    def encrypt(self, data: bytes) -> bytes:
         """What is to be sent for `data`."""
         self._tls.write(data)
         return self._out.read()
 
-    def opened(self, data: bytes) -> tuple[bytes, bool]:
+    def decrypt(self, data: bytes) -> tuple[bytes, bool]:
         """What the bytes that came say, and whether the peer has ended with them. Raises ssl.SSLError for what is not its TLS."""
         self._in.write(data)
         plain = bytearray()

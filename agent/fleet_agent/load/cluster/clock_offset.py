@@ -13,7 +13,7 @@ from fleet_agent.load.results.request_columns import Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClockSample:
     """One question for the other clock's time: ours when it was asked and when the answer came, theirs in the answer. Nanoseconds."""
 
     asked_ns: int
@@ -27,7 +27,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """Their clock minus ours, true to within `uncertainty_ns`."""
 
     offset_ns: int = 0
@@ -42,20 +42,20 @@ class Offset:
         return theirs_ns - self.offset_ns if theirs_ns else 0
 
 
-def estimate(looks: Iterable[Look]) -> Offset:
+def estimate_offset(samples: Iterable[ClockSample]) -> ClockOffset:
     """The offset by the quickest of the looks. Raises ValueError for none."""
-    best = min(looks, key=lambda look: look.took_ns, default=None)
+    best = min(samples, key=lambda look: look.took_ns, default=None)
     if best is None:
         raise ValueError("no look at the other clock")
-    return Offset(best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2)
+    return ClockOffset(best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2)
 
 
-def on_our_clock(columns: Columns, offset: Offset) -> Columns:
+def to_our_clock(columns: Columns, offset: ClockOffset) -> Columns:
     """The requests with all their times moved; what lies between two of them, such as their latencies, stays as it was measured."""
     return columns.shifted(-offset.offset_ns) if offset.offset_ns else columns
 
 
-def spread_ns(starts: Iterable[tuple[int, Offset]]) -> int:
+def spread_ns(starts: Iterable[tuple[int, ClockOffset]]) -> int:
     """How far apart two of the shards may have begun at most, each start by its own clock, with what the clocks leave open."""
     known = [(offset.ours(at_ns), offset.uncertainty_ns) for at_ns, offset in starts]
     if len(known) < 2:

@@ -9,22 +9,28 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
-from fleet_agent.load.client.request_body import Target
-from fleet_agent.load.cluster.clock_offset import Look, Offset, estimate, on_our_clock, spread_ns
-from fleet_agent.load.cluster.membership import JOIN_LIMIT_S, Files, Part
-from fleet_agent.load.cluster.relay_launcher import Relays
-from fleet_agent.load.cluster.shard_actor import FarShard
+from fleet_agent.load.client.request_body import LoadTarget
+from fleet_agent.load.cluster.clock_offset import (
+    ClockOffset,
+    ClockSample,
+    estimate_offset,
+    spread_ns,
+    to_our_clock,
+)
+from fleet_agent.load.cluster.membership import JOIN_LIMIT_S, Membership, MembershipFiles
+from fleet_agent.load.cluster.relay_launcher import RelayLauncher
+from fleet_agent.load.cluster.shard_actor import ShardActor
 from fleet_agent.load.workers import shard
-from fleet_agent.load.workers.local_workers import Done, cause
-from fleet_protos.errors import LoadFailed
+from fleet_agent.load.workers.local_workers import ShardResults, task_error_cause
+from fleet_protos.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-LOOKS: Final = 20  # at each clock before a run: a way takes about a millisecond, and the quickest counts
+CLOCK_SAMPLES: Final = 20  # at each clock before a run: a way takes about a millisecond, and the quickest counts
 _AHEAD_S: Final = 0.1  # from the order to begin to the beginning: it must reach everybody in that time
 _PREPARE_LIMIT_S: Final = 60.0
 _GRACE_S: Final = 30.0  # for results to arrive after a shard's own limit
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 _ORDERS: Final = "orders"
 
 T = TypeVar("T")
@@ -37,78 +43,78 @@ class _Member:
     host: str
     actor: Any
 
-    def order(self, name: str, *arguments: int) -> Any:
+    def call(self, name: str, *arguments: int) -> Any:
         """Call what answers while a run goes on there; the reference to its answer."""
         return getattr(self.actor, name).options(concurrency_group=_ORDERS).remote(*arguments)
 
 
-class FarCrew:
+class ClusterWorkers:
     """Actors on the load hosts, each pinned to its own."""
 
-    def __init__(self, ray: Any, part: Part, files: Files, join_limit_s: float = JOIN_LIMIT_S) -> None:
+    def __init__(self, ray: Any, part: Membership, files: MembershipFiles, join_limit_s: float = JOIN_LIMIT_S) -> None:
         self._ray = ray
         self._part = part
         self._join_limit_s = join_limit_s
         self._shards = part.shards or len(part.hosts)
         self._members: list[_Member] = []
-        self._relays = Relays(part.address, files)
+        self._relays = RelayLauncher(part.address, files)
 
-    async def get_ready(self) -> None:
+    async def prepare_workers(self) -> None:
         """Wait for the load hosts, then for their workers. Raises LoadFailed with the names of those that did not come."""
-        nodes = await self._gathered()
-        actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={_ORDERS: 4})(FarShard)
+        nodes = await self._wait_for_hosts()
+        actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={_ORDERS: 4})(ShardActor)
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for number in range(self._shards):
             host = self._part.hosts[number % len(self._part.hosts)]
             strategy = pinned(nodes[host], soft=False)
             self._members.append(_Member(host, actor.options(scheduling_strategy=strategy).remote()))
-        await asyncio.gather(*(self._asked(member, member.actor.get_ready.remote()) for member in self._members))
+        await asyncio.gather(*(self._await_answer(member, member.actor.get_ready.remote()) for member in self._members))
 
-    def shares(self, users: int) -> int:
+    def shard_count(self, users: int) -> int:
         """Every worker has a share, as long as there are users for all."""
         return min(self._shards, users or self._shards)
 
-    async def reach(self, target: Target) -> Target:
+    async def make_reachable(self, target: LoadTarget) -> LoadTarget:
         """A server on this host's loopback is reached through a relay, any other as it is."""
-        return await self._relays.reach(target)
+        return await self._relays.make_reachable(target)
 
-    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> Done:
+    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
         """Prepare all, read their clocks, have them begin at one moment. Raises LoadFailed with the name of a host that was lost."""
         members = self._members[: len(plans)]
         limit_s = max(plan.limit_s for plan in plans) + _PREPARE_LIMIT_S + _GRACE_S
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 working = [
-                    group.create_task(self._asked(member, member.actor.run.remote(number, replace(plan, spill_folder=""))))  # it is ours
+                    group.create_task(self._await_answer(member, member.actor.run.remote(number, replace(plan, spill_folder=""))))  # it is ours
                     for member, plan in zip(members, plans, strict=True)
                 ]
                 offsets = await self._begin(number, members)
         except TimeoutError:
             self.cancel(number)
-            raise LoadFailed(f"the load hosts did not end a run within {limit_s:.0f} s") from None
+            raise LoadError(f"the load hosts did not end a run within {limit_s:.0f} s") from None
         except BaseExceptionGroup as failed:
             self.cancel(number)
-            raise _first(failed) from failed
+            raise _pick_error(failed) from failed
         results = [task.result() for task in working]
         return await self._done(results, members, offsets)
 
     def cancel(self, number: int) -> None:
         """Tell every worker; one that was lost hears nothing, and ends at its own limit or with its node."""
         for member in self._members:
-            member.order("cancel", number)
+            member.call("cancel", number)
 
     # Inside
 
-    async def _gathered(self) -> Mapping[str, str]:
+    async def _wait_for_hosts(self) -> Mapping[str, str]:
         """Ray's id of the node of each load host."""
         try:
             async with asyncio.timeout(self._join_limit_s):
                 while self._missing(known := self._alive()):  # noqa: ASYNC110 - Ray tells of a new node to nobody
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
             missing = ", ".join(self._missing(self._alive()))
-            told = f"load hosts did not join within {self._join_limit_s:.0f} s: {missing}"
-            raise LoadFailed(told, "look at their agents' logs, and whether they reach this host at any port") from None
+            message = f"load hosts did not join within {self._join_limit_s:.0f} s: {missing}"
+            raise LoadError(message, "look at their agents' logs, and whether they reach this host at any port") from None
         return known
 
     def _alive(self) -> dict[str, str]:
@@ -117,33 +123,33 @@ class FarCrew:
     def _missing(self, known: Mapping[str, str]) -> list[str]:
         return [host for host in self._part.hosts if host not in known]
 
-    async def _begin(self, number: int, members: Sequence[_Member]) -> list[Offset]:
+    async def _begin(self, number: int, members: Sequence[_Member]) -> list[ClockOffset]:
         async with asyncio.timeout(_PREPARE_LIMIT_S):
-            await asyncio.gather(*(self._asked(member, member.order("await_prepared", number)) for member in members))
-            offsets = [await self._offset(member) for member in members]  # one by one: looks at once would slow each other
+            await asyncio.gather(*(self._await_answer(member, member.call("await_prepared", number)) for member in members))
+            offsets = [await self._measure_offset(member) for member in members]  # one by one: looks at once would slow each other
         at_ns = perf_counter_ns() + round(_AHEAD_S * 1e9)
         for member, offset in zip(members, offsets, strict=True):
-            member.order("begin", number, offset.theirs(at_ns))
+            member.call("begin", number, offset.theirs(at_ns))
         return offsets
 
-    async def _offset(self, member: _Member) -> Offset:
-        looks = []
-        for _ in range(LOOKS):
+    async def _measure_offset(self, member: _Member) -> ClockOffset:
+        samples = []
+        for _ in range(CLOCK_SAMPLES):
             asked_ns = perf_counter_ns()
-            theirs_ns = await self._asked(member, member.order("now_ns"))
-            looks.append(Look(asked_ns, theirs_ns, perf_counter_ns()))
-        return estimate(looks)
+            theirs_ns = await self._await_answer(member, member.call("now_ns"))
+            samples.append(ClockSample(asked_ns, theirs_ns, perf_counter_ns()))
+        return estimate_offset(samples)
 
-    async def _asked(self, member: _Member, reference: Awaitable[T]) -> T:
+    async def _await_answer(self, member: _Member, reference: Awaitable[T]) -> T:
         """The answer. Raises LoadFailed with the host's name."""
         try:
             return await reference
         except self._ray.exceptions.RayTaskError as error:
-            raise LoadFailed(f"the load cannot be sent from host {member.host}: {cause(error)}") from error
+            raise LoadError(f"the load cannot be sent from host {member.host}: {task_error_cause(error)}") from error
         except self._ray.exceptions.RayError as error:
-            raise LoadFailed(f"load host {member.host} was lost: {type(error).__name__}: {cause(error)}") from error
+            raise LoadError(f"load host {member.host} was lost: {type(error).__name__}: {task_error_cause(error)}") from error
 
-    async def _done(self, results: Sequence[shard.ShardResult], members: Sequence[_Member], offsets: Sequence[Offset]) -> Done:
+    async def _done(self, results: Sequence[shard.ShardResult], members: Sequence[_Member], offsets: Sequence[ClockOffset]) -> ShardResults:
         began = [(result.start_ns, offset) for result, offset in zip(results, offsets, strict=True) if result.start_ns]
         notes = {
             "load_hosts": ",".join(member.host for member in members),  # request n was sent by the one at n modulo their number
@@ -152,16 +158,16 @@ class FarCrew:
             "start_skew_ns": str(spread_ns(began)),
         }
         log.info("run from %s: %s", notes["load_hosts"], notes)
-        ours = [replace(result, columns=on_our_clock(result.columns, offset)) for result, offset in zip(results, offsets, strict=True)]
-        return Done(ours, spread_ns(began) / 1e9, await self._relays.lags_ns(), notes)
+        ours = [replace(result, columns=to_our_clock(result.columns, offset)) for result, offset in zip(results, offsets, strict=True)]
+        return ShardResults(ours, spread_ns(began) / 1e9, await self._relays.lags_ns(), notes)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _pick_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What to tell of several failures: the first that is one of ours."""
-    ours, others = group.split(LoadFailed)
+    ours, others = group.split(LoadError)
     chosen: BaseException = ours or others or group
     while isinstance(chosen, BaseExceptionGroup):
         chosen = chosen.exceptions[0]
     if isinstance(chosen, TimeoutError):
-        return LoadFailed(f"the load hosts were not ready to begin within {_PREPARE_LIMIT_S:.0f} s")
+        return LoadError(f"the load hosts were not ready to begin within {_PREPARE_LIMIT_S:.0f} s")
     return chosen

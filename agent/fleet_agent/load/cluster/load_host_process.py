@@ -16,7 +16,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from fleet_agent.load.cluster.membership import JOIN_LIMIT_S, LONGEST_HOLD_S, Files, Part
+from fleet_agent.load.cluster.membership import (
+    JOIN_LIMIT_S,
+    LONGEST_HOLD_S,
+    Membership,
+    MembershipFiles,
+)
 from fleet_agent.load.cluster.ray_node import RayNode
 from fleet_agent.load.workers.ray_session import end_own_session, wait_for_end_of_ray
 from fleet_protos.escape import log_to_stderr
@@ -25,18 +30,18 @@ log = logging.getLogger(__name__)
 
 LEAD_LIMIT_S: Final = 2 * JOIN_LIMIT_S  # for the lead's Ray to be there: its agent may have been told a little later
 TRIES: Final = 4  # Ray gives a start 30 s, which may be too short on a busy host
-_LOOK_S: Final = 0.2
-_LOOK_LIMIT_S: Final = 3.0
+_POLL_S: Final = 0.2
+_CONNECT_LIMIT_S: Final = 3.0
 DONE, NOT_JOINED, RAY_ENDED, LIMIT = 0, 1, 3, 4
 
 
-async def _lead_is_there(part: Part) -> bool:
+async def _wait_for_lead(part: Membership) -> bool:
     """Wait until something listens where the lead gathers; False when nothing does in time."""
     host, _, port = part.lead_address.rpartition(":")
     try:
         async with asyncio.timeout(LEAD_LIMIT_S):
             while not await _listens(host.strip("[]"), int(port)):  # noqa: ASYNC110 - another host's port tells nobody that it opened
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
     except TimeoutError:
         return False
     return True
@@ -44,7 +49,7 @@ async def _lead_is_there(part: Part) -> bool:
 
 async def _listens(host: str, port: int) -> bool:
     try:
-        async with asyncio.timeout(_LOOK_LIMIT_S):
+        async with asyncio.timeout(_CONNECT_LIMIT_S):
             _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
@@ -59,7 +64,7 @@ async def _serve(node: RayNode) -> int:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     async with asyncio.TaskGroup() as tasks:
         ended = tasks.create_task(orders.read())
-        staying = tasks.create_task(_stay(node))
+        staying = tasks.create_task(_stay_joined(node))
         hold_s = min(part.hold_limit_s or LONGEST_HOLD_S, LONGEST_HOLD_S)
         await asyncio.wait((ended, staying), timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
         code = DONE if ended.done() else staying.result() if staying.done() else LIMIT
@@ -68,9 +73,9 @@ async def _serve(node: RayNode) -> int:
     return code
 
 
-async def _stay(node: RayNode) -> int:
+async def _stay_joined(node: RayNode) -> int:
     part = node.part
-    if not await _lead_is_there(part):
+    if not await _wait_for_lead(part):
         log.error("nothing listened at %s, where trial %s gathers its load, within %.0f s", part.lead_address, part.trial_id, LEAD_LIMIT_S)
         return NOT_JOINED
     for left in reversed(range(TRIES)):
@@ -111,7 +116,7 @@ def main() -> None:
     parser.add_argument("--temporary", required=True, help="an empty folder with a short path, which it removes at its end")
     options = parser.parse_args()
     log_to_stderr()
-    files = Files(options.cluster)
+    files = MembershipFiles(options.cluster)
     node = RayNode(files.read(), files, options.temporary)
     try:
         code = asyncio.run(_serve(node))

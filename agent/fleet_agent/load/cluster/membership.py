@@ -29,7 +29,7 @@ _NOTICE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class ClusterSecrets:
     """What lets a host into the cluster of one attempt and keeps all others out. PEM texts; the authority is the cluster's own."""
 
     token: str = field(default="", repr=False)
@@ -39,7 +39,7 @@ class Secrets:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Membership:
     """A host's part. `address`: its IP address in the cluster; `lead_address`: HOST:PORT of the lead's Ray.
 
     `cores`: shards that run here at once, 0 on the lead. Of the lead alone: `hosts`, which it waits for, and `shards` over all of them.
@@ -67,7 +67,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class MembershipFiles:
     """Where a part lies on its host: a folder for its owner alone."""
 
     folder: Path
@@ -97,7 +97,7 @@ class Files:
         """Of the certificate."""
         return self.folder / "host.key"
 
-    def write(self, part: Part, secrets: Secrets) -> None:
+    def write(self, part: Membership, secrets: ClusterSecrets) -> None:
         """Put the part there in place of what was. Raises OSError."""
         self.remove()
         self.folder.mkdir(parents=True, mode=0o700)
@@ -106,17 +106,17 @@ class Files:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
                 file.write(text)
 
-    def read(self) -> Part:
+    def read(self) -> Membership:
         """The part. Raises OSError or ValueError."""
         content: dict[str, Any] = json.loads(self.part.read_text(encoding="utf-8"))
-        return Part(**{**content, "hosts": tuple(content["hosts"])})
+        return Membership(**{**content, "hosts": tuple(content["hosts"])})
 
     def remove(self) -> None:
         """Forget the secrets; harmless when there are none."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def settings(part: Part, files: Files) -> Mapping[str, str]:
+def ray_environment(part: Membership, files: MembershipFiles) -> Mapping[str, str]:
     """Ray's environment for this part, beside that of any Ray of ours: token and mutual TLS on every port of its own, quick notice of loss.
 
     Ray 2.60 checks that a server's certificate carries the IP address that was called, and that a client's is signed by the authority.

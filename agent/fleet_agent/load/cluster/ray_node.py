@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import Any
 
-from fleet_agent.load.cluster.membership import Files, Part, settings
+from fleet_agent.load.cluster.membership import Membership, MembershipFiles, ray_environment
 from fleet_agent.load.workers.ray_session import SETTINGS, end_node, start_node
 from fleet_agent.load.workers.ray_temporary import temporary_folder
 
@@ -20,7 +20,7 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 class RayNode:
     """Ray on this host. Start it once in a process; its parts are children of this process and end with it."""
 
-    def __init__(self, part: Part, files: Files, temporary: str = "") -> None:
+    def __init__(self, part: Membership, files: MembershipFiles, temporary: str = "") -> None:
         """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
         self.part = part
         self.temporary = temporary
@@ -40,7 +40,7 @@ class RayNode:
         os.umask(0o077)
         loopback_only = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
         os.environ.update({name: value for name, value in SETTINGS.items() if name not in loopback_only})
-        os.environ.update(settings(self.part, self._files))
+        os.environ.update(ray_environment(self.part, self._files))
         self.temporary = self.temporary or temporary_folder()
         import ray  # here, because it reads its settings from the environment when imported
 

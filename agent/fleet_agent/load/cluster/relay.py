@@ -18,7 +18,7 @@ from typing import Final, cast
 
 import uvloop
 
-from fleet_agent.load.workers.loop_lag import Lag
+from fleet_agent.load.workers.loop_lag import LoopLag
 
 _FULL_BYTES: Final = 1 << 20  # one side that takes nothing stops the other here
 _BACKLOG: Final = 4096
@@ -81,9 +81,9 @@ class _Outer(_Side):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio's call."""
         super().connection_made(transport)
-        self._tasks.create_task(self._meet())
+        self._tasks.create_task(self._connect_inner())
 
-    async def _meet(self) -> None:
+    async def _connect_inner(self) -> None:
         try:
             _, inner = await asyncio.get_running_loop().create_connection(lambda: _Side(self), "127.0.0.1", self._port)
         except OSError:  # the server is gone: so is the connection to it
@@ -110,22 +110,22 @@ def server_context(certificate: str, key: str, authority: str) -> ssl.SSLContext
 
 async def _serve(options: argparse.Namespace) -> None:
     context = server_context(options.certificate, options.key, options.authority)
-    lag, orders = Lag(), asyncio.StreamReader()
+    lag, orders = LoopLag(), asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     async with asyncio.TaskGroup() as tasks:
         server = await loop.create_server(
             lambda: _Outer(options.port, tasks), options.address, 0, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=10.0
         )
-        _tell(str(server.sockets[0].getsockname()[1]))
+        _write_line(str(server.sockets[0].getsockname()[1]))
         sampling = tasks.create_task(lag.sample())
         while await orders.readline():
-            _tell(json.dumps(lag.taken()))
+            _write_line(json.dumps(lag.drain_samples()))
         server.close()
         sampling.cancel()
 
 
-def _tell(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -10,9 +10,9 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from fleet_agent.load.client.request_body import Target
-from fleet_agent.load.cluster.membership import Files
-from fleet_protos.errors import LoadFailed
+from fleet_agent.load.client.request_body import LoadTarget
+from fleet_agent.load.cluster.membership import MembershipFiles
+from fleet_protos.errors import LoadError
 
 _START_LIMIT_S: Final = 20.0
 _ANSWER_LIMIT_S: Final = 10.0
@@ -28,20 +28,20 @@ class _Relay:
     port: int
 
 
-class Relays:
+class RelayLauncher:
     """At most one relay at a time: a trial measures one server. It is a child in our own session and ends with its stdin."""
 
-    def __init__(self, address: str, files: Files) -> None:
+    def __init__(self, address: str, files: MembershipFiles) -> None:
         self._address = address
         self._files = files
         self._relay: _Relay | None = None
 
-    async def reach(self, target: Target) -> Target:
+    async def make_reachable(self, target: LoadTarget) -> LoadTarget:
         """The target as other hosts reach it. Raises OSError or LoadFailed when the relay does not start."""
         parts = urlsplit(target.url)
         if not _is_loopback(parts.hostname or ""):
             return target
-        relay = await self._for(parts.port or 80)
+        relay = await self._ensure_relay(parts.port or 80)
         host = f"[{self._address}]" if ":" in self._address else self._address
         return replace(target, url=f"https://{host}:{relay.port}{parts.path.rstrip('/')}", in_cluster=True)
 
@@ -53,7 +53,7 @@ class Relays:
         self._relay.process.stdin.write(b"\n")
         return tuple(json.loads(await _line(self._relay.process, _ANSWER_LIMIT_S)))
 
-    async def _for(self, server_port: int) -> _Relay:
+    async def _ensure_relay(self, server_port: int) -> _Relay:
         if self._relay is not None and self._relay.server_port == server_port and self._relay.process.returncode is None:
             return self._relay
         await self.end()
@@ -80,9 +80,9 @@ async def _line(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
         async with asyncio.timeout(limit_s):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise LoadFailed(f"the relay to the server has not answered within {limit_s:.0f} s") from None
+        raise LoadError(f"the relay to the server has not answered within {limit_s:.0f} s") from None
     if not line:
-        raise LoadFailed(f"the relay to the server has ended with exit code {await process.wait()}")
+        raise LoadError(f"the relay to the server has ended with exit code {await process.wait()}")
     return line
 
 

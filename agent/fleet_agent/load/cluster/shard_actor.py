@@ -7,22 +7,22 @@ import ssl
 from time import perf_counter_ns
 
 from fleet_agent.load.workers import shard
-from fleet_agent.load.workers.start_gate import Start
+from fleet_agent.load.workers.start_gate import StartGate
 
 
-class FarShard:
+class ShardActor:
     """A Ray actor. `run` keeps one of its threads busy, the orders are called in others."""
 
     def __init__(self) -> None:
-        self._starts: dict[int, Start] = {}
+        self._starts: dict[int, StartGate] = {}
 
-    def get_ready(self) -> int:
+    def preload(self) -> int:
         """Have everything imported; the worker's process id."""
-        return shard.get_ready()
+        return shard.preload_shard()
 
     def run(self, number: int, plan: shard.ShardPlan) -> shard.ShardResult:
         """Carry out a share when `begin` says so. Raises what `run_shard` does."""
-        start = self._start(number)
+        start = self._start_gate(number)
         try:
             return shard.run_shard(plan, start, _as_host_of_the_cluster() if plan.target.in_cluster else None)
         finally:
@@ -31,7 +31,7 @@ class FarShard:
 
     def await_prepared(self, number: int) -> None:
         """Return when that run may begin here."""
-        self._start(number).await_prepared()
+        self._start_gate(number).await_prepared()
 
     def now_ns(self) -> int:
         """This host's clock, the one that its times are of."""
@@ -39,15 +39,15 @@ class FarShard:
 
     def begin(self, number: int, at_ns: int) -> None:
         """Begin that run at that time of this host's clock."""
-        self._start(number).begin(at_ns)
+        self._start_gate(number).begin(at_ns)
 
     def cancel(self, number: int) -> None:
         """End that run, even one that has not come here yet; harmless when it is over."""
-        self._start(number).cancel()
+        self._start_gate(number).cancel()
 
-    def _start(self, number: int) -> Start:
+    def _start_gate(self, number: int) -> StartGate:
         """Whichever thread comes first makes it."""
-        return self._starts.setdefault(number, Start())
+        return self._starts.setdefault(number, StartGate())
 
 
 def _as_host_of_the_cluster() -> ssl.SSLContext:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleet_agent.load.results.chunk_store import Chunks, Piece
+from fleet_agent.load.results.chunk_store import ChunkPiece, Chunks
 from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, SCALARS, Columns
 
 _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
@@ -57,21 +57,21 @@ def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> An
     return _array(pa.uint8(), kept)[: chunks - 1].cast(pa.bool_())
 
 
-def chunk_lists(columns: Columns, row: int, piece: Piece) -> tuple[Any, Any]:
+def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any]:
     """The times and the tokens of the chunks of each row of the piece, which begins at `row`, as arrays of lists.
 
     Raises OSError when the piece cannot be read.
     """
     chunks = piece.read()
     counts = columns.scalars["chunks"][row : row + piece.rows]
-    told = columns.scalars["tokens_told"][row : row + piece.rows]
+    reported = columns.scalars["tokens_told"][row : row + piece.rows]
     times = _times(chunks)
     times = pc.add(times, piece.shift_ns) if piece.shift_ns else times
-    told_counts = (count * known for count, known in zip(counts, told, strict=True))
-    unknown = pc.equal(_array(pa.uint8(), told), 0)
+    reported_counts = (count * known for count, known in zip(counts, reported, strict=True))
+    unknown = pc.equal(_array(pa.uint8(), reported), 0)
     return (
         pa.ListArray.from_arrays(_ends(counts), times),
-        pa.ListArray.from_arrays(_ends(told_counts), _array(pa.int32(), chunks.tokens), mask=unknown),
+        pa.ListArray.from_arrays(_ends(reported_counts), _array(pa.int32(), chunks.tokens), mask=unknown),
     )
 
 

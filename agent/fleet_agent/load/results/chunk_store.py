@@ -28,13 +28,13 @@ class Chunks:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     in_steps: bool = False
 
-    def plain(self) -> Chunks:
+    def with_absolute_times(self) -> Chunks:
         """With the times themselves."""
         return Chunks(array("q", accumulate(self.times_ns)), self.tokens) if self.in_steps else self
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkPiece:
     """The chunks of the next `rows` rows: `held`, `packed`, or at `offset` of the file `path`. `shift_ns` is to be added to each time."""
 
     rows: int
@@ -63,12 +63,12 @@ class Piece:
         found.tokens.frombytes(content[times_bytes:])
         return found
 
-    def shifted(self, by_ns: int) -> Piece:
+    def shifted(self, by_ns: int) -> ChunkPiece:
         """The same chunks, so much later; nothing is read for it."""
         return replace(self, shift_ns=self.shift_ns + by_ns)
 
 
-class Pieces:
+class ChunkStore:
     """Collects chunks row by row.
 
     Beyond `held_chunks` the oldest pieces are appended to the file `path`. With an empty path, or on a disk that takes no more, they stay
@@ -79,7 +79,7 @@ class Pieces:
         self._path = path
         self._held_chunks = held_chunks
         self._piece_chunks = piece_chunks
-        self._done: list[Piece] = []
+        self._done: list[ChunkPiece] = []
         self._put_away = 0  # of the pieces that are done, those in the file or packed: they are the first
         self._held = 0  # chunks of the others
         self._open = Chunks()
@@ -93,29 +93,29 @@ class Pieces:
         if len(self._open.times_ns) >= self._piece_chunks or self._rows >= PIECE_ROWS:
             self._close()
 
-    def taken(self) -> tuple[Piece, ...]:
+    def finish(self) -> tuple[ChunkPiece, ...]:
         """All pieces, in the order of their rows; nothing may be added any more. Where some are put away, all are."""
         if self._rows:
             self._close()
         while 0 < self._put_away < len(self._done):
-            self._put_oldest_away()
+            self._spill_oldest()
         return tuple(self._done)
 
     def _close(self) -> None:
         chunks = self._open
-        self._done.append(Piece(self._rows, len(chunks.times_ns), len(chunks.tokens), chunks))
+        self._done.append(ChunkPiece(self._rows, len(chunks.times_ns), len(chunks.tokens), chunks))
         self._held += len(chunks.times_ns)
         self._open, self._rows = Chunks(), 0
         while self._held > self._held_chunks:
-            self._put_oldest_away()
+            self._spill_oldest()
 
-    def _put_oldest_away(self) -> None:
+    def _spill_oldest(self) -> None:
         piece = self._done[self._put_away]
         self._done[self._put_away] = self._in_file(piece) or replace(piece, held=None, packed=_packed(piece.read()))
         self._put_away += 1
         self._held -= piece.chunks
 
-    def _in_file(self, piece: Piece) -> Piece | None:
+    def _in_file(self, piece: ChunkPiece) -> ChunkPiece | None:
         if not self._path:
             return None
         try:

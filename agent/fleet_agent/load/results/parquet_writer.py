@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fleet_agent.load.results import arrow_tables
-from fleet_agent.load.results.request_columns import NOT_TOLD, Columns
+from fleet_agent.load.results.request_columns import NOT_REPORTED, Columns
 
 SCHEMA_VERSION: Final = "1"
 SCHEMA: Final = pa.schema(
@@ -41,7 +41,7 @@ GROUP_CHUNKS: Final = 1 << 20  # of a row group, about
 GROUP_ROWS: Final = 1 << 18
 _NULLS: Final = {  # what stands for something that never came
     "sent_ns": 0, "first_output_ns": 0, "last_ns": 0, "status": 0,
-    "prompt_tokens": NOT_TOLD, "completion_tokens": NOT_TOLD, "cached_tokens": NOT_TOLD, "verify_ct": NOT_TOLD,
+    "prompt_tokens": NOT_REPORTED, "completion_tokens": NOT_REPORTED, "cached_tokens": NOT_REPORTED, "verify_ct": NOT_REPORTED,
 }  # fmt: skip
 _TEXTS: Final = ("finish_reason", "error_kind")
 
@@ -55,7 +55,7 @@ class RawFile:
     size_bytes: int
 
 
-def write(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFile:
+def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFile:
     """Write the requests to `path` through a temporary file, flushed to disk and renamed. Raises OSError.
 
     `metadata` goes into the file's key-value metadata, beside benchfleet.schema_version. At most a row group is in memory.
@@ -77,7 +77,7 @@ def write(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFi
     return RawFile(str(path), digest, size_bytes)
 
 
-def get_ready() -> None:
+def preload_parquet() -> None:
     """Encode an empty run, so that the first one does not pay for what pyarrow imports at its first use (pandas, where it is)."""
     _encode(pa.BufferOutputStream(), Columns(), {})
 
@@ -92,14 +92,14 @@ def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
 def _groups(columns: Columns) -> Iterator[Any]:
     """Tables of the size of a row group, in the order of the requests where all fit in memory."""
     if columns.chunks > SORTED_CHUNKS:
-        yield from _gathered(_batches(columns))
+        yield from _merge_batches(_batches(columns))
         return
     whole = pa.Table.from_batches(_batches(columns), SCHEMA).sort_by("request").combine_chunks()
     rows = max(1, min(GROUP_ROWS, GROUP_CHUNKS * len(whole) // max(1, columns.chunks)))
     yield from (whole.slice(begin, rows) for begin in range(0, len(whole), rows))
 
 
-def _gathered(batches: Iterator[Any]) -> Iterator[Any]:
+def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """Several batches together, as long as they are no row group yet."""
     some: list[Any] = []
     for batch in batches:
@@ -123,13 +123,13 @@ def _batches(columns: Columns) -> Iterator[Any]:
             "chunk_tokens": chunk_tokens,
             "prompt_digest": digests.slice(row, piece.rows),
             **{name: arrow_tables.texts(columns, name, part.column(name)) for name in _TEXTS},
-            **{name: _told(part.column(name), nothing) for name, nothing in _NULLS.items()},
+            **{name: _null_where(part.column(name), nothing) for name, nothing in _NULLS.items()},
         }
         yield pa.RecordBatch.from_arrays([made[name] if name in made else part.column(name) for name in SCHEMA.names], schema=SCHEMA)
         row += piece.rows
 
 
-def _told(values: Any, nothing: int) -> Any:
+def _null_where(values: Any, nothing: int) -> Any:
     """Null where the value stands for nothing."""
     return pc.if_else(pc.equal(values, nothing), pa.scalar(None, values.type), values)
 

@@ -34,25 +34,25 @@ def percentiles(values: Sequence[float] | Any, *shares: float) -> list[float]:
     return [_between(_number(ordered[low]), _number(ordered[high]), part) for low, high, part in places]
 
 
-def streamed(stream: Stream, *shares: float) -> list[float]:
+def stream_percentiles(stream: Stream, *shares: float) -> list[float]:
     """Percentiles of all integers that the stream gives, exact in three runs through it, in the memory of one array and some counts.
 
     Each run counts values by their leading bits, and tells in which of these groups the wanted ranks lie; the next one counts those groups
     alone, by more bits; the last one by all of them. Empty for no values.
     """
-    counts = _counted(stream, _SHIFTS[0])
+    counts = _count_values(stream, _SHIFTS[0])
     total = sum(counts.values())
     if not total:
         return []
     places = [_place(share, total) for share in shares]
     found = {rank: _at(counts, rank) for low, high, _ in places for rank in (low, high)}  # rank → its group, and its rank within that
     for before, shift in pairwise(_SHIFTS):
-        counts = _counted(stream, shift, {group for group, _ in found.values()}, before)
+        counts = _count_values(stream, shift, {group for group, _ in found.values()}, before)
         found = {rank: _at(_within(counts, group, before - shift), left) for rank, (group, left) in found.items()}
     return [_between(found[low][0], found[high][0], part) for low, high, part in places]
 
 
-def _counted(stream: Stream, shift: int, groups: Collection[int] = (), groups_shift: int = 0) -> Counter[int]:
+def _count_values(stream: Stream, shift: int, groups: Collection[int] = (), groups_shift: int = 0) -> Counter[int]:
     """How many values there are by what is left of them after the shift: of all, or of those in the groups."""
     counts: Counter[int] = Counter()
     for values in stream():

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-from fleet_agent.load.client.request_record import Request, Response
-from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, Piece, Pieces
+from fleet_agent.load.client.request_record import RequestRecord, Response
+from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, ChunkPiece, ChunkStore
 
-NOT_TOLD: Final = -1  # a count that the server did not tell
+NOT_REPORTED: Final = -1  # a count that the server did not tell
 MOST_COUNT: Final = 2**31 - 1
 DIGEST_CHARACTERS: Final = 16
 MOST_NAMES: Final = 200  # different finish reasons that are kept; a server that makes up more of them gets OTHER_NAME
@@ -55,18 +55,18 @@ class Columns:
     digests: bytearray = field(default_factory=bytearray)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {name: () for name in _CODES})
     error_examples: Mapping[str, str] = field(default_factory=dict)  # one server's or system's own words for each error kind
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ChunkPiece, ...] = ()
 
     @staticmethod
-    def of(requests: Iterable[Request]) -> Columns:
+    def from_requests(requests: Iterable[RequestRecord]) -> Columns:
         """Columns of rows that somebody has."""
-        builder = Builder()
+        builder = ColumnsBuilder()
         for request in requests:
             builder.add(request)
-        return builder.built()
+        return builder.build()
 
     @staticmethod
-    def joined(parts: Sequence[Columns]) -> Columns:
+    def concatenate(parts: Sequence[Columns]) -> Columns:
         """The rows of all parts, one part after the other; their pieces are neither read nor copied."""
         tables = {name: _Names() for name in _CODES}
         scalars = {name: array(code) for name, code in SCALARS.items()}
@@ -100,24 +100,24 @@ class Columns:
         moved = {name: array("q", (ns + by_ns if ns else 0 for ns in self.scalars[name])) for name in _TIMES}
         return replace(self, scalars={**self.scalars, **moved}, pieces=tuple(piece.shifted(by_ns) for piece in self.pieces))
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[RequestRecord]:
         """The rows as such, by number, an object each: for small runs. Raises OSError when chunks cannot be read from their file."""
         return sorted(self._rows(), key=lambda request: request.number)
 
-    def _rows(self) -> Iterator[Request]:
+    def _rows(self) -> Iterator[RequestRecord]:
         row = 0
         for piece in self.pieces:
-            chunks = piece.read().plain()
+            chunks = piece.read().with_absolute_times()
             rows = range(row, row := row + piece.rows)
             ends = accumulate(self.scalars["chunks"][at] for at in rows)
-            told = accumulate(self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows)
-            for at, end, end_told in zip(rows, ends, told, strict=True):
+            token_ends = accumulate(self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows)
+            for at, end, end_told in zip(rows, ends, token_ends, strict=True):
                 count = self.scalars["chunks"][at]
                 times = tuple(ns + piece.shift_ns for ns in chunks.times_ns[end - count : end])
                 tokens = tuple(chunks.tokens[end_told - count : end_told]) if self.scalars["tokens_told"][at] else None
                 yield self._row(at, times, tokens)
 
-    def _row(self, at: int, chunk_ns: tuple[int, ...], chunk_tokens: tuple[int, ...] | None) -> Request:
+    def _row(self, at: int, chunk_ns: tuple[int, ...], chunk_tokens: tuple[int, ...] | None) -> RequestRecord:
         value = {name: column[at] for name, column in self.scalars.items()}
         texts = {name: self.names[name][value[name] - 1] if value[name] else "" for name in _CODES}
         response = Response(
@@ -128,28 +128,28 @@ class Columns:
             finish_reason=texts["finish_reason"], error_kind=texts["error_kind"],
         )  # fmt: skip
         digest = self.digests[at * DIGEST_CHARACTERS : (at + 1) * DIGEST_CHARACTERS].decode("ascii")
-        return Request(value["number"], value["intended_ns"], value["sent_ns"], digest, response, value["asked_tokens"])
+        return RequestRecord(value["number"], value["intended_ns"], value["sent_ns"], digest, response, value["asked_tokens"])
 
 
-class Builder:
+class ColumnsBuilder:
     """Takes rows as they come and keeps their chunks in bounded memory: see `Pieces` for the arguments."""
 
     def __init__(self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS) -> None:
         self._columns = Columns()
         self._appends = tuple(column.append for column in self._columns.scalars.values())
-        self._pieces = Pieces(path, held_chunks, piece_chunks)
+        self._pieces = ChunkStore(path, held_chunks, piece_chunks)
         self._finish_reasons = _Names()
         self._error_kinds = _Names()
         self._examples: dict[str, str] = {}
 
-    def add(self, request: Request) -> None:
+    def add(self, request: RequestRecord) -> None:
         """One more row; the answer's text is not kept. Raises ValueError for a digest that is none."""
         response = request.response
         if len(request.prompt_digest) != DIGEST_CHARACTERS:
             raise ValueError(f"prompt digest {request.prompt_digest!r} of request {request.number} has not {DIGEST_CHARACTERS} characters")
         row = (
             request.number, request.asked_tokens, request.intended_ns, request.sent_ns, response.first_output_ns, response.last_ns,
-            _told(response.prompt_tokens), _told(response.completion_tokens), _told(response.cached_tokens), _told(response.verify_ct),
+            _or_not_reported(response.prompt_tokens), _or_not_reported(response.completion_tokens), _or_not_reported(response.cached_tokens), _or_not_reported(response.verify_ct),
             response.own_tokens, response.own_is_exact, response.status, len(response.chunk_ns), response.chunk_tokens is not None,
             self._finish_reasons.code(response.finish_reason), self._error_kinds.code(response.error_kind),
         )  # fmt: skip
@@ -160,10 +160,10 @@ class Builder:
         if response.error_kind:
             self._examples.setdefault(response.error_kind, response.error_detail)
 
-    def built(self) -> Columns:
+    def build(self) -> Columns:
         """All rows; nothing may be added any more."""
         names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
-        return replace(self._columns, names=names, error_examples=self._examples, pieces=self._pieces.taken())
+        return replace(self._columns, names=names, error_examples=self._examples, pieces=self._pieces.finish())
 
 
 class _Names:
@@ -192,9 +192,9 @@ class _Names:
         return array("B", codes.tobytes().translate(ours.ljust(256, b"\0")))
 
 
-def _told(count: int | None) -> int:
-    return NOT_TOLD if count is None else min(count, MOST_COUNT)
+def _or_not_reported(count: int | None) -> int:
+    return NOT_REPORTED if count is None else min(count, MOST_COUNT)
 
 
 def _or_none(count: int) -> int | None:
-    return None if count == NOT_TOLD else count
+    return None if count == NOT_REPORTED else count

@@ -12,10 +12,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleet_agent.load.client.request_record import Request, Response
+from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results import arrow_tables
-from fleet_agent.load.results.percentiles import percentile, percentiles, streamed
-from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, NOT_TOLD, Columns
+from fleet_agent.load.results.percentiles import percentile, percentiles, stream_percentiles
+from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, NOT_REPORTED, Columns
 from fleet_agent.load.workload.slot_schedule import all_due_ns
 from fleet_protos import metric_names as names
 from fleet_protos.trial_types import Workload
@@ -26,7 +26,7 @@ _FAILED: Final = "error_kind"
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class RunConditions:
     """What a run was asked to be. `template_tokens`: prompt tokens of the chat template, cached by plan; None: the probes saw none told."""
 
     workload: Workload
@@ -40,7 +40,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """One run in numbers. `duration_s` is model time."""
 
     metrics: dict[str, float]
@@ -65,7 +65,7 @@ class _Rows:
     end_ns: Any  # its last byte, or its sending when nothing came back
 
     @staticmethod
-    def of(columns: Columns, *, is_open: bool) -> _Rows:
+    def from_columns(columns: Columns, *, is_open: bool) -> _Rows:
         table = arrow_tables.scalars(columns)
         last, sent, due = (table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))
         return _Rows(table, due if is_open else pc.max_element_wise(sent, due), pc.max_element_wise(last, sent, due))
@@ -83,7 +83,7 @@ class _Rows:
     def _filtered(self, mask: Any) -> _Rows:
         return _Rows(self.table.filter(mask), self.begin_ns.filter(mask), self.end_ns.filter(mask))
 
-    def told(self, name: str) -> Any:
+    def reported(self, name: str) -> Any:
         """Counts, 0 where the server told none."""
         return pc.max_element_wise(self[name], 0)
 
@@ -111,35 +111,35 @@ class _Rows:
         return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 
 
-def summarise(columns: Columns, conditions: Conditions) -> Summary:
+def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
     """Metrics over the requests that succeeded (no metric without one), facts over all of them.
 
     Raises OSError when chunks that are in files cannot be read.
     """
-    rows = _Rows.of(columns, is_open=conditions.workload.is_open)
+    rows = _Rows.from_columns(columns, is_open=conditions.workload.is_open)
     good = rows.where(pc.equal(rows[_FAILED], 0))
-    tokens = _sum(good.told("completion_tokens"))
+    tokens = _sum(good.reported("completion_tokens"))
     wall_s = (_most(rows.end_ns) - _least(rows["intended_ns"])) / 1e9
     metrics = _metrics(columns, good, tokens, wall_s, conditions) if tokens and wall_s > 0 else {}
     facts = _facts(columns, rows, good, conditions)
     examples = dict(columns.error_examples)
-    return Summary(metrics, facts, examples, len(good), len(rows) - len(good), tokens, wall_s * conditions.time_scale)
+    return RunSummary(metrics, facts, examples, len(good), len(rows) - len(good), tokens, wall_s * conditions.time_scale)
 
 
-def get_ready() -> None:
+def preload_arrow() -> None:
     """Compute on a request that never was, so that the first run does not pay for what Arrow loads at its first use."""
     answered = Response(200, (2, 3), last_ns=3, prompt_tokens=1, completion_tokens=2)
-    summarise(Columns.of([Request(0, 1, 1, "0" * DIGEST_CHARACTERS, answered)]), Conditions(Workload()))
+    summarise(Columns.from_requests([RequestRecord(0, 1, 1, "0" * DIGEST_CHARACTERS, answered)]), RunConditions(Workload()))
 
 
-def _metrics(columns: Columns, good: _Rows, tokens: int, wall_s: float, conditions: Conditions) -> dict[str, float]:
+def _metrics(columns: Columns, good: _Rows, tokens: int, wall_s: float, conditions: RunConditions) -> dict[str, float]:
     scale = conditions.time_scale
     values: dict[str, float | None] = {
         names.OUTPUT_TOK_S: tokens / (wall_s * scale),
         names.TOK_S_PER_USER: _tok_s_per_user(good, scale),
         names.ACHIEVED_CONCURRENCY: _sum(good.e2e_ns) / 1e9 / wall_s,
         names.ACCEPT_LENGTH: _accept_length(good),
-        names.VERIFY_STEPS: float(_sum(good.told("verify_ct"))) or None,
+        names.VERIFY_STEPS: float(_sum(good.reported("verify_ct"))) or None,
         names.CACHED_TOKEN_RATIO: _cached_ratio(good, conditions.template_tokens),
         names.GOODPUT_RATIO: _goodput(good, conditions),
         names.CLIENT_CPU_US_PER_TOKEN: 1e6 * conditions.cpu_s / tokens if conditions.cpu_s else None,
@@ -159,18 +159,18 @@ def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
         tpot_ns = timed.tpot_ns
         found |= dict(zip((names.TPOT_P50, names.TPOT_P99), percentiles(tpot_ns, 0.5, 0.99), strict=True))
         found[names.TPOT_MEAN] = pc.mean(tpot_ns).as_py()
-    return found | dict(zip((names.ICL_P50, names.ICL_P99), streamed(lambda: arrow_tables.good_gaps_ns(columns), 0.5, 0.99), strict=False))
+    return found | dict(zip((names.ICL_P50, names.ICL_P99), stream_percentiles(lambda: arrow_tables.good_gaps_ns(columns), 0.5, 0.99), strict=False))
 
 
-def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: Conditions) -> dict[str, Any]:
+def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions) -> dict[str, Any]:
     """The fields of core.gates.RunFacts. They judge the client, so their seconds are wall seconds."""
-    counts, workload = good.told("completion_tokens"), conditions.workload
+    counts, workload = good.reported("completion_tokens"), conditions.workload
     failed = rows.where(pc.not_equal(rows[_FAILED], 0))
     return {
         "requests_ok": len(good),
         "requests_failed": len(rows) - len(good),
-        "error_kinds": _counted(columns, failed, "error_kind"),
-        "finish_reasons": _counted(columns, good, "finish_reason"),
+        "error_kinds": _count_texts(columns, failed, "error_kind"),
+        "finish_reasons": _count_texts(columns, good, "finish_reason"),
         "completion_tokens_min": _least(counts),
         "completion_tokens_max": _most(counts),
         "zero_token_requests": _sum(pc.or_(pc.equal(counts, 0), pc.invert(good.has_output))),
@@ -193,7 +193,7 @@ def _tok_s_per_user(good: _Rows, scale: float) -> float | None:
     took = good.where(pc.greater(good.e2e_ns, 0))
     if not len(took):
         return None
-    rates = pc.divide(took.told("completion_tokens").cast(pa.float64()), took.e2e_ns.cast(pa.float64()))
+    rates = pc.divide(took.reported("completion_tokens").cast(pa.float64()), took.e2e_ns.cast(pa.float64()))
     return float(pc.mean(rates).as_py()) * 1e9 / scale
 
 
@@ -204,8 +204,8 @@ def _dispatch_p99_s(rows: _Rows) -> float:
 
 def _accept_length(good: _Rows) -> float | None:
     """Tokens per verify step over the requests that report steps; None: no speculation."""
-    told = good.where(pc.greater(good["verify_ct"], 0))
-    return _sum(told.told("completion_tokens")) / _sum(told["verify_ct"]) if len(told) else None
+    reporting = good.where(pc.greater(good["verify_ct"], 0))
+    return _sum(reporting.reported("completion_tokens")) / _sum(reporting["verify_ct"]) if len(reporting) else None
 
 
 def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
@@ -213,12 +213,12 @@ def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
 
     SGLang's chat answers leave the count out when it is 0, so a server that told it to the probes means 0 by silence.
     """
-    told = good if template_tokens is not None else good.where(pc.not_equal(good["cached_tokens"], NOT_TOLD))
-    prompt_tokens = _sum(told.told("prompt_tokens"))
+    reporting = good if template_tokens is not None else good.where(pc.not_equal(good["cached_tokens"], NOT_REPORTED))
+    prompt_tokens = _sum(reporting.reported("prompt_tokens"))
     if not prompt_tokens:
         return None
     planned = (template_tokens or 0) + SALT_TOKENS
-    return _sum(pc.max_element_wise(pc.subtract(told.told("cached_tokens"), planned), 0)) / prompt_tokens
+    return _sum(pc.max_element_wise(pc.subtract(reporting.reported("cached_tokens"), planned), 0)) / prompt_tokens
 
 
 def _steady_concurrency(rows: _Rows, users: int) -> float:
@@ -247,15 +247,15 @@ def _count_mismatch(good: _Rows) -> float | None:
 
     Without token ids it has only chunks, each of at least one token: more chunks than tokens are a mismatch, fewer tell nothing.
     """
-    counts = good.told("completion_tokens")
-    told = _sum(counts)
+    counts = good.reported("completion_tokens")
+    counted_tokens = _sum(counts)
     apart = pc.subtract(good["own_tokens"].cast(pa.int64()), counts)
     exact = pc.equal(good["own_is_exact"], 1)
     off = _sum(pc.if_else(exact, pc.abs(apart), pc.max_element_wise(apart, 0)))
-    return off / told if told and (off or pc.all(exact).as_py()) else None
+    return off / counted_tokens if counted_tokens and (off or pc.all(exact).as_py()) else None
 
 
-def _goodput(good: _Rows, conditions: Conditions) -> float | None:
+def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
     """Share of the requests that met every limit asked for; None when none was."""
     slo, to_s = conditions.workload.slo, conditions.time_scale / 1e9
     if not (slo.ttft_p99_s or slo.tpot_p99_s):
@@ -269,7 +269,7 @@ def _goodput(good: _Rows, conditions: Conditions) -> float | None:
     return float(_sum(met)) / len(good)
 
 
-def _counted(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
+def _count_texts(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
     """How many rows have each of the texts."""
     found = arrow_tables.texts(columns, name, rows[name]).fill_null("").value_counts()
     return {entry["values"]: entry["counts"] for entry in found.to_pylist()}

@@ -6,93 +6,101 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from fleet_agent.load.client.http_fetch import exchange
-from fleet_knowledge.sglang_metrics.accept_length import Accepted, Counters, of_counters
-from fleet_knowledge.sglang_metrics.accept_rate import Definition, Shape, rates
-from fleet_knowledge.sglang_metrics.device_timer import DeviceTimes, cycle
-from fleet_knowledge.sglang_metrics.prometheus_text import is_whole
+from fleet_agent.load.client.http_fetch import fetch
+from fleet_knowledge.sglang_metrics.accept_length import (
+    AcceptLength,
+    SpeculationCounters,
+    accept_length_from_counters,
+)
+from fleet_knowledge.sglang_metrics.accept_rate import (
+    AcceptRateDefinition,
+    DraftShape,
+    accept_rates,
+)
+from fleet_knowledge.sglang_metrics.device_timer import DeviceTimes, mean_cycle
+from fleet_knowledge.sglang_metrics.prometheus_text import is_complete
 from fleet_protos import metric_names as names
 
 if TYPE_CHECKING:
-    from fleet_agent.load.results.run_summary import Summary  # which loads pyarrow
+    from fleet_agent.load.results.run_summary import RunSummary  # which loads pyarrow
 
 _LOOK_LIMIT_S: Final = 5.0
 _SETTLE_LOOKS: Final = 5
 _SETTLE_PAUSE_S: Final = 0.1  # a request is counted when it finishes, which is not always before its last byte is sent
 _TOKENS_APART_MAX: Final = 0.02  # more: somebody else's requests are in the window too
 _RATES: Final = {
-    Definition.OF_STEPS: names.ACCEPT_RATE_OF_STEPS,
-    Definition.OF_TOKENS: names.ACCEPT_RATE_OF_TOKENS,
-    Definition.OF_DRAFTS: names.ACCEPT_RATE_OF_DRAFTS,
+    AcceptRateDefinition.OF_STEPS: names.ACCEPT_RATE_OF_STEPS,
+    AcceptRateDefinition.OF_TOKENS: names.ACCEPT_RATE_OF_TOKENS,
+    AcceptRateDefinition.OF_DRAFTS: names.ACCEPT_RATE_OF_DRAFTS,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class CounterSnapshots:
     """/metrics before and after a run; empty texts: the server shows none."""
 
     before: str = ""
     after: str = ""
 
 
-async def look(url: str) -> str:
+async def fetch_metrics(url: str) -> str:
     """/metrics as it is now; empty when it cannot be had whole."""
     try:
         async with asyncio.timeout(_LOOK_LIMIT_S):
-            status, content = await exchange(url, "/metrics")
+            status, content = await fetch(url, "/metrics")
     except (OSError, EOFError, ValueError, TimeoutError):
         return ""
     text = content.decode(errors="replace")
-    return text if status == 200 and is_whole(text) else ""
+    return text if status == 200 and is_complete(text) else ""
 
 
-async def look_after(url: str, before: str, tokens: int) -> str:
+async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
     """/metrics once the server has counted `tokens` more than `before`, or after half a second."""
     text = ""
     for _ in range(_SETTLE_LOOKS if before else 0):
-        text = await look(url)
-        grown = _grown(before, text)
+        text = await fetch_metrics(url)
+        grown = _counter_growth(before, text)
         if not text or grown is None or grown >= tokens:
             break
         await asyncio.sleep(_SETTLE_PAUSE_S)
     return text
 
 
-def with_speculation(summary: Summary, looks: Looks, shape: Shape, time_scale: float = 1.0) -> Summary:
+def add_speculation(summary: RunSummary, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0) -> RunSummary:
     """The summary with what the counters and the draft's shape add: the window's accept length, rates by definition, seconds of a cycle.
 
     Where no request told its verify steps the window's accept length stands in for theirs.
     """
     if not summary.metrics:
         return summary
-    accepted = _window(looks, summary.output_tokens)
+    accepted = _window(snapshots, summary.output_tokens)
     own = summary.metrics.get(names.ACCEPT_LENGTH)
     length = own if own is not None else accepted.length
     metrics = {
         names.ACCEPT_LENGTH: length,
         names.ACCEPT_LENGTH_WINDOW: accepted.length,
         names.VERIFY_STEPS: summary.metrics.get(names.VERIFY_STEPS, accepted.verify_count),
-        **{_RATES[definition]: rate for definition, rate in rates(length, shape).items()},
-        **_cycle(looks, time_scale),
+        **{_RATES[definition]: rate for definition, rate in accept_rates(length, shape).items()},
+        **_cycle(snapshots, time_scale),
     }
     found = {name: float(value) for name, value in metrics.items() if value is not None}
     return replace(summary, metrics={**summary.metrics, **found}, facts={**summary.facts, "accept_length": length})
 
 
-def _window(looks: Looks, tokens: int) -> Accepted:
-    grown = _grown(looks.before, looks.after)
+def _window(snapshots: CounterSnapshots, tokens: int) -> AcceptLength:
+    grown = _counter_growth(snapshots.before, snapshots.after)
     if grown is None or not tokens or abs(grown - tokens) > _TOKENS_APART_MAX * tokens:
-        return Accepted(why="the window holds other requests, or has no counters")
-    return of_counters(Counters.of_text(looks.before), Counters.of_text(looks.after))
+        return AcceptLength(why="the window holds other requests, or has no counters")
+    return accept_length_from_counters(SpeculationCounters.from_metrics(snapshots.before), SpeculationCounters.from_metrics(snapshots.after))
 
 
-def _grown(before: str, after: str) -> float | None:
-    first, last = Counters.of_text(before).generated, Counters.of_text(after).generated
+def _counter_growth(before: str, after: str) -> float | None:
+    first, last = SpeculationCounters.from_metrics(before).generated, SpeculationCounters.from_metrics(after).generated
     return None if last is None else last - (first or 0.0)
 
 
-def _cycle(looks: Looks, time_scale: float) -> dict[str, float]:
-    found = cycle(DeviceTimes.of_text(looks.before), DeviceTimes.of_text(looks.after))
+def _cycle(snapshots: CounterSnapshots, time_scale: float) -> dict[str, float]:
+    found = mean_cycle(DeviceTimes.from_metrics(snapshots.before), DeviceTimes.from_metrics(snapshots.after))
     if found is None:
         return {}
     seconds = {names.DRAFT_S: found.draft_s, names.DRAFT_EXTEND_S: found.extend_s, names.VERIFY_S: found.verify_s}

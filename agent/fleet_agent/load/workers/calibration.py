@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from fleet_agent.load.client.http_client import Endpoint
-from fleet_agent.load.client.request_body import Target, http_request
+from fleet_agent.load.client.request_body import LoadTarget, http_request
 from fleet_agent.load.workers.null_server import LONG_PATH, SHORT_PATH, NullServer
 from fleet_protos import metric_names as names
 
 if TYPE_CHECKING:
-    from fleet_agent.load.results.run_summary import Summary
+    from fleet_agent.load.results.run_summary import RunSummary
     from fleet_agent.load.workers.shard import ShardResult
 
 STREAMS: Final = 64  # so many at a time, as under a load that comes near the limit
@@ -33,20 +33,20 @@ LIMIT_S: Final = 2.0  # for any one answer: far beyond what it takes, so that a 
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class ShardCapacity:
     """The most that one shard can drive: of streams at a token a read, their requests included, and of answers of one token."""
 
     tok_s: float
     requests_s: float
 
-    def use(self, reads: int, requests: int, wall_s: float, shards: int) -> float:
+    def used_share(self, reads: int, requests: int, wall_s: float, shards: int) -> float:
         """The share of it that a run took, spread over so many shards."""
         taken_s = reads / self.tok_s + requests / self.requests_s
         return taken_s / (wall_s * shards)
 
 
 @dataclass(frozen=True, slots=True)
-class Driven:
+class ClientWork:
     """What the shards of a run did: how often they read, and seconds of a core that it took them (0: not known).
 
     `time_scale`: model time by wall time.
@@ -58,13 +58,13 @@ class Driven:
     time_scale: float = 1.0
 
     @staticmethod
-    def by(results: Sequence[ShardResult], *, is_open: bool, time_scale: float) -> Driven:
+    def from_results(results: Sequence[ShardResult], *, is_open: bool, time_scale: float) -> ClientWork:
         """That of these shards. Those of an open loop also use a core to wait for the moment to send, which is no load."""
         cpu_s = 0.0 if is_open else sum(result.cpu_s for result in results)
-        return Driven(sum(result.reads for result in results), len(results), cpu_s, time_scale)
+        return ClientWork(sum(result.reads for result in results), len(results), cpu_s, time_scale)
 
 
-def calibrate(limit_s: float = LIMIT_S) -> Capacity | None:
+def calibrate(limit_s: float = LIMIT_S) -> ShardCapacity | None:
     """Measure for 0.2 to 0.3 s, in the calling thread; None where loopback does not work or an answer failed, which is no reason to stop.
 
     `limit_s`: no answer takes longer.
@@ -73,7 +73,7 @@ def calibrate(limit_s: float = LIMIT_S) -> Capacity | None:
     gc.disable()  # as a shard does
     try:
         with NullServer(EVENTS) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_closing(_Users(server, Endpoint(server.url), limit_s)))
+            return runner.run(_calibrate_and_close(_Users(server, Endpoint(server.url), limit_s)))
     except OSError:
         return None
     finally:
@@ -81,15 +81,15 @@ def calibrate(limit_s: float = LIMIT_S) -> Capacity | None:
             gc.enable()
 
 
-async def _closing(users: _Users) -> Capacity | None:
+async def _calibrate_and_close(users: _Users) -> ShardCapacity | None:
     try:
-        return await _measured(users)
+        return await _measure_capacity(users)
     finally:
         users.endpoint.close()
 
 
-async def _measured(users: _Users) -> Capacity | None:
-    target = Target(users.server.url)
+async def _measure_capacity(users: _Users) -> ShardCapacity | None:
+    target = LoadTarget(users.server.url)
     short, long = (http_request(target, path, {"stream": True}) for path in (SHORT_PATH, LONG_PATH))
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(users.server.serve())
@@ -99,7 +99,7 @@ async def _measured(users: _Users) -> Capacity | None:
         read_s = await users.best(long, STREAMS, lambda cost: cost.cpu_s / max(1, cost.reads))
         serving.cancel()
     is_known = not users.failed and request_s > 0 and read_s > 0  # a clock of CPU time may be too coarse
-    return Capacity(1 / read_s, 1 / request_s) if is_known else None
+    return ShardCapacity(1 / read_s, 1 / request_s) if is_known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ class _Users:
         return _Cost(self._used_s() - before_s, self.reads - reads)
 
     def _used_s(self) -> float:
-        return time.thread_time() + self.endpoint.wire.cpu_s - self.server.cpu_s
+        return time.thread_time() + self.endpoint.reader.cpu_s - self.server.cpu_s
 
     async def _send(self, request: bytes, numbers: Iterator[int]) -> None:
         for _ in numbers:
             if self.failed:
                 return
             exchange = await self.endpoint.exchange(request, self.limit_s)
-            self.reads += exchange.taken.count
+            self.reads += exchange.deferred_reads.count
             self.failed = self.failed or bool(exchange.failure or exchange.closed)
 
 
@@ -154,10 +154,10 @@ class _Users:
 class Calibration:
     """The capacity of one load process's shards: measured when it is first asked for, and remembered, also where there is none."""
 
-    capacity: Capacity | None = None
+    capacity: ShardCapacity | None = None
     is_done: bool = False
 
-    async def known(self) -> Capacity | None:
+    async def measure_once(self) -> ShardCapacity | None:
         """What `calibrate` found, in a thread so that orders are heard meanwhile."""
         if not self.is_done:
             self.capacity = await asyncio.to_thread(calibrate)
@@ -165,7 +165,7 @@ class Calibration:
         return self.capacity
 
 
-def with_use(summary: Summary, capacity: Capacity | None, load: Driven) -> Summary:
+def add_client_use(summary: RunSummary, capacity: ShardCapacity | None, load: ClientWork) -> RunSummary:
     """The summary with what its run took of what its shards can drive, as facts for the gates and as metrics. All of it is wall time.
 
     Waking up for little news costs more than the calibration shows: the share of their cores that the shards used counts where it is more,
@@ -176,7 +176,7 @@ def with_use(summary: Summary, capacity: Capacity | None, load: Driven) -> Summa
         return summary
     uses, found = [load.cpu_s / (wall_s * load.shards)], {}
     if capacity is not None:
-        uses.append(capacity.use(load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards))
+        uses.append(capacity.used_share(load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards))
         found[names.CLIENT_CAPACITY] = capacity.tok_s * load.shards
     facts = {**summary.facts, "client_capacity_tok_s": found.get(names.CLIENT_CAPACITY), "client_use": max(uses)}
     metrics = {**summary.metrics, **found, names.CLIENT_USE: max(uses)} if summary.metrics else {}

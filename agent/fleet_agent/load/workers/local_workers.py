@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from fleet_agent.load.client.request_body import Target
+from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.workers import shard
 from fleet_agent.load.workers.ray_session import CORES
-from fleet_protos.errors import LoadFailed
+from fleet_protos.errors import LoadError
 
 _CANCEL: Final = "cancel-"
 SHARE_FROM: Final = 16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ShardResults:
     """What the shards of one run measured, all on this host's clock. `start_skew_s`: how far apart they may have begun.
 
     `lags_ns`: of what stood between shards and server; `notes` go into the raw file.
@@ -31,22 +31,22 @@ class Done:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-class Crew(Protocol):
+class ShardWorkers(Protocol):
     """Those who carry out shards."""
 
-    async def get_ready(self) -> None:
+    async def prepare_workers(self) -> None:
         """Have each worker import what a shard needs. Raises LoadFailed when not all of them come."""
         ...
 
-    def shares(self, users: int) -> int:
+    def shard_count(self, users: int) -> int:
         """Into how many shards a closed loop of so many users goes; 0: an open loop."""
         ...
 
-    async def reach(self, target: Target) -> Target:
+    async def make_reachable(self, target: LoadTarget) -> LoadTarget:
         """The server as the shards reach it. Raises OSError, LoadFailed."""
         ...
 
-    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> Done:
+    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
         """Carry out the shards; when one dies the others are ended. Raises LoadFailed, RayError."""
         ...
 
@@ -55,33 +55,33 @@ class Crew(Protocol):
         ...
 
 
-class NearCrew:
+class LocalWorkers:
     """Ray tasks on this host."""
 
     def __init__(self, ray: Any, folder: Path) -> None:
         self._ray = ray
         self._folder = folder
 
-    async def get_ready(self) -> None:
+    async def prepare_workers(self) -> None:
         """See `Crew`."""
-        task = self._ray.remote(max_retries=0, num_cpus=1)(shard.get_ready)
-        await asyncio.gather(*(_finished(task.remote()) for _ in range(CORES)))
+        task = self._ray.remote(max_retries=0, num_cpus=1)(shard.preload_shard)
+        await asyncio.gather(*(_await_task(task.remote()) for _ in range(CORES)))
 
-    def shares(self, users: int) -> int:
+    def shard_count(self, users: int) -> int:
         """See `Crew`."""
         return CORES if users >= SHARE_FROM and len(os.sched_getaffinity(0)) >= CORES else 1
 
-    async def reach(self, target: Target) -> Target:
+    async def make_reachable(self, target: LoadTarget) -> LoadTarget:
         """See `Crew`."""
         return target
 
-    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> Done:
+    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
         """See `Crew`."""
         path = self._cancel_path(number)
         task = self._ray.remote(max_retries=0, num_cpus=1)(shard.run_shard)
-        shares = [self._share(number, task.remote(shard.with_cancel(plan, str(path)))) for plan in plans]
+        shares = [self._await_shard(number, task.remote(shard.with_cancel(plan, str(path)))) for plan in plans]
         try:
-            return Done(whole(await asyncio.gather(*shares, return_exceptions=True), self._ray))
+            return ShardResults(require_all_results(await asyncio.gather(*shares, return_exceptions=True), self._ray))
         finally:
             path.unlink(missing_ok=True)
 
@@ -89,7 +89,7 @@ class NearCrew:
         """See `Crew`. A Ray task that blocks hears of no cancel: a file that appears is what ends it."""
         self._cancel_path(number).touch()
 
-    async def _share(self, number: int, reference: Any) -> shard.ShardResult:
+    async def _await_shard(self, number: int, reference: Any) -> shard.ShardResult:
         """One shard's result; when it has none the run's other shards are ended. Raises RayError."""
         try:
             result: shard.ShardResult = await reference
@@ -102,29 +102,29 @@ class NearCrew:
         return self._folder / f"{_CANCEL}{number}"
 
 
-def forget_cancels(folder: Path) -> None:
+def remove_stale_cancels(folder: Path) -> None:
     """Those of a load process that was killed while it ended its runs: they would end runs of the same numbers."""
     for left in folder.glob(f"{_CANCEL}*"):
         left.unlink(missing_ok=True)
 
 
-def whole(results: Sequence[shard.ShardResult | BaseException], ray: Any) -> list[shard.ShardResult]:
+def require_all_results(results: Sequence[shard.ShardResult | BaseException], ray: Any) -> list[shard.ShardResult]:
     """The results, when none of the shards failed. Raises LoadFailed."""
     for result in results:
         if isinstance(result, ray.exceptions.RayTaskError):
-            raise LoadFailed(f"the load cannot be sent: {cause(result)}")
+            raise LoadError(f"the load cannot be sent: {task_error_cause(result)}")
         if isinstance(result, ray.exceptions.RayError):
-            raise LoadFailed(f"load task died: {type(result).__name__}")
+            raise LoadError(f"load task died: {type(result).__name__}")
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if isinstance(result, shard.ShardResult)]
 
 
-def cause(error: Any) -> str:
+def task_error_cause(error: Any) -> str:
     """What was raised inside a task, in one line."""
     inner = getattr(error, "cause", None) or error
     return next((line for line in reversed(str(inner).splitlines()) if line.strip()), type(inner).__name__)
 
 
-async def _finished(reference: Any) -> None:
+async def _await_task(reference: Any) -> None:
     await reference

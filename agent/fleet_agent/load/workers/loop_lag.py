@@ -11,7 +11,7 @@ PROBE_S: Final = 0.025  # sampled this often; a timer takes a virtual machine 50
 TIMER_NS: Final = 1_000_000  # uvloop's timers have a resolution of one millisecond: that much is not lag
 
 
-class Lag:
+class LoopLag:
     """Samples of one loop's lag beyond its timers' resolution, in nanoseconds."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Lag:
             self._samples_ns.append(max(0, perf_counter_ns() - before - round(PROBE_S * 1e9) - TIMER_NS))
             each()
 
-    def taken(self) -> list[int]:
+    def drain_samples(self) -> list[int]:
         """The samples since the last time."""
         taken, self._samples_ns = self._samples_ns, []
         return taken

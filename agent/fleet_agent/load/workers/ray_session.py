@@ -137,7 +137,7 @@ async def wait_for_end_of_ray(of_ray: tuple[str, ...] = ("raylet", "gcs_server")
     for pid, name in names.items():
         descriptor = os.pidfd_open(pid)
         descriptors.append(descriptor)
-        loop.add_reader(descriptor, _note, ended, name)
+        loop.add_reader(descriptor, _note_end, ended, name)
     try:
         return await ended
     finally:
@@ -146,7 +146,7 @@ async def wait_for_end_of_ray(of_ray: tuple[str, ...] = ("raylet", "gcs_server")
             os.close(descriptor)
 
 
-def _note(ended: asyncio.Future[str], name: str) -> None:
+def _note_end(ended: asyncio.Future[str], name: str) -> None:
     if not ended.done():
         ended.set_result(name)
 

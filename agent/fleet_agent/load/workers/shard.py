@@ -18,18 +18,18 @@ from typing import Any, Final
 
 import uvloop
 
-from fleet_agent.load.client.http_client import Connection, Endpoint, Exchange
-from fleet_agent.load.client.native.library import library
-from fleet_agent.load.client.request_body import PATHS, Target, body, http_request
-from fleet_agent.load.client.request_record import ErrorName, Request
-from fleet_agent.load.client.response_decoder import decode
+from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
+from fleet_agent.load.client.native.library import load_library
+from fleet_agent.load.client.request_body import PATHS, LoadTarget, completion_body, http_request
+from fleet_agent.load.client.request_record import ErrorName, RequestRecord
+from fleet_agent.load.client.response_decoder import decode_response
 from fleet_agent.load.results.chunk_store import HELD_CHUNKS
-from fleet_agent.load.results.request_columns import Builder, Columns
-from fleet_agent.load.workers.loop_lag import Lag
-from fleet_agent.load.workers.start_gate import Start
+from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
+from fleet_agent.load.workers.loop_lag import LoopLag
+from fleet_agent.load.workers.start_gate import StartGate
 from fleet_agent.load.workload.prompt_content import Messages
-from fleet_agent.load.workload.prompts import Draw
-from fleet_agent.load.workload.request_plan import Asks, asks_of
+from fleet_agent.load.workload.prompts import PromptDraw
+from fleet_agent.load.workload.request_plan import RequestPlan, build_request_plan
 from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 
@@ -42,7 +42,7 @@ SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ShardLimits:
     """How much a shard keeps in memory; beyond, it works as it goes and its loop's lag tells."""
 
     prepared: int = 1 << 16  # requests whose bytes are made before the start; those of later ones as they are sent, in some 20 µs
@@ -55,12 +55,12 @@ class Room:
 class ShardPlan:
     """One shard's share: the requests `first, first + step, …` below `requests`. Wall seconds; nothing here is model time."""
 
-    target: Target
+    target: LoadTarget
     api: str
-    draw: Draw
+    draw: PromptDraw
     output_tokens: int
     requests: int
-    asks: Asks | None = None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
+    request_plan: RequestPlan | None = None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
     first: int = 0
     step: int = 1
     concurrency: int = 0  # slots of this shard (closed loop)
@@ -72,7 +72,7 @@ class ShardPlan:
     cancel_path: str = ""  # a file that appears here ends the shard
     limit_s: float = 0.0  # the shard ends itself so long after its start; 0: only its requests have limits
     spill_folder: str = ""  # of this host, where chunks go that are too many for memory; empty: they stay in memory
-    room: Room = field(default_factory=Room)
+    limits: ShardLimits = field(default_factory=ShardLimits)
 
     @property
     def numbers(self) -> range:
@@ -107,7 +107,7 @@ class ShardResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Send:
+class _PreparedRequest:
     """What one request sends, and what identifies it afterwards."""
 
     content: bytes
@@ -116,7 +116,7 @@ class _Send:
 
 
 @dataclass(slots=True)
-class _Raw:
+class _RawExchange:
     number: int
     intended_ns: int
     digest: str
@@ -124,27 +124,27 @@ class _Raw:
     exchange: Exchange
 
 
-class _Sends:
+class _PreparedRequests:
     """The requests of a shard: the first ones are made ahead, the others when they are sent, and none is kept longer."""
 
     def __init__(self, plan: ShardPlan) -> None:
         """Raises ValueError for a plan that cannot be sent."""
         self._plan = plan
-        self.asks = plan.asks or asks_of(Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw)
-        self._ahead: dict[int, _Send] = {}
-        left = plan.room.prepared_bytes
-        for number in plan.numbers[: plan.room.prepared]:
+        self.request_plan = plan.request_plan or build_request_plan(Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw)
+        self._ahead: dict[int, _PreparedRequest] = {}
+        left = plan.limits.prepared_bytes
+        for number in plan.numbers[: plan.limits.prepared]:
             self._ahead[number] = send = self._prepare(number)
             if (left := left - len(send.content)) < 0:
                 break
 
-    def take(self, number: int, said: Messages = ()) -> _Send:
-        return self._ahead.pop(number, None) or self._prepare(number, said)
+    def pop_or_make(self, number: int, history: Messages = ()) -> _PreparedRequest:
+        return self._ahead.pop(number, None) or self._prepare(number, history)
 
-    def _prepare(self, number: int, said: Messages = ()) -> _Send:
-        ask = self.asks.ask(number, said)
-        content = body(self._plan.target, self._plan.api, ask.prompt, ask.output_tokens)
-        return _Send(http_request(self._plan.target, PATHS[self._plan.api], content), ask.digest, ask.output_tokens)
+    def _prepare(self, number: int, history: Messages = ()) -> _PreparedRequest:
+        ask = self.request_plan.planned_request(number, history)
+        content = completion_body(self._plan.target, self._plan.api, ask.prompt, ask.output_tokens)
+        return _PreparedRequest(http_request(self._plan.target, PATHS[self._plan.api], content), ask.digest, ask.output_tokens)
 
 
 @dataclass(slots=True)
@@ -153,13 +153,13 @@ class _Shard:
 
     plan: ShardPlan
     endpoint: Endpoint
-    sends: _Sends
-    done: Builder
-    raw: deque[_Raw] = field(default_factory=deque)
+    sends: _PreparedRequests
+    done: ColumnsBuilder
+    raw: deque[_RawExchange] = field(default_factory=deque)
     raw_bytes: int = 0
-    lag: Lag = field(default_factory=Lag)
-    flying: set[Connection] = field(default_factory=set)
-    start: Start = field(default_factory=Start)
+    lag: LoopLag = field(default_factory=LoopLag)
+    in_flight: set[LoadConnection] = field(default_factory=set)
+    start: StartGate = field(default_factory=StartGate)
     cancelled: bool = False
     expired: bool = False
     started_unix_ns: int = 0
@@ -167,22 +167,22 @@ class _Shard:
     cpu_s: float = 0.0
     reads: int = 0
 
-    async def send(self, number: int, intended_ns: int, said: Messages = ()) -> Exchange:
+    async def send(self, number: int, intended_ns: int, history: Messages = ()) -> Exchange:
         """One request from its sending to the end of its answer, recorded whatever came. `said`: in its session before."""
-        mine: list[Connection] = []
+        mine: list[LoadConnection] = []
 
-        def took_off(connection: Connection) -> None:
+        def took_off(connection: LoadConnection) -> None:
             mine.append(connection)
-            self.flying.add(connection)
+            self.in_flight.add(connection)
 
-        send = self.sends.take(number, said)
+        send = self.sends.pop_or_make(number, history)
         exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, took_off)
-        self.flying.difference_update(mine)
-        self.reads += exchange.taken.count
-        raw = _Raw(number, intended_ns, send.digest, send.output_tokens, exchange)
-        size = READ_COST_BYTES * exchange.taken.count + exchange.taken.size
-        if self.raw_bytes + size > self.plan.room.raw_bytes:
-            self.done.add(_read(raw))
+        self.in_flight.difference_update(mine)
+        self.reads += exchange.deferred_reads.count
+        raw = _RawExchange(number, intended_ns, send.digest, send.output_tokens, exchange)
+        size = READ_COST_BYTES * exchange.deferred_reads.count + exchange.deferred_reads.size
+        if self.raw_bytes + size > self.plan.limits.raw_bytes:
+            self.done.add(_decode_raw(raw))
         else:
             self.raw.append(raw)
             self.raw_bytes += size
@@ -191,10 +191,10 @@ class _Shard:
     def cancel(self) -> None:
         """End every request in flight and send no more."""
         self.cancelled = True
-        for connection in tuple(self.flying):
+        for connection in tuple(self.in_flight):
             connection.cancel()
 
-    def look(self) -> None:
+    def check_stop(self) -> None:
         """Now and then: is there an order to stop, or is it time?"""
         limit_s = self.plan.limit_s
         self.expired = self.expired or bool(limit_s and self.start_ns and perf_counter_ns() - self.start_ns > limit_s * 1e9)
@@ -205,21 +205,21 @@ class _Shard:
         """All that was measured, decoded."""
         began = time.perf_counter()
         while self.raw:
-            self.done.add(_read(self.raw.popleft()))
+            self.done.add(_decode_raw(self.raw.popleft()))
         decode_s = time.perf_counter() - began
-        columns, lags_ns = self.done.built(), tuple(self.lag.taken())
+        columns, lags_ns = self.done.build(), tuple(self.lag.drain_samples())
         return ShardResult(
             columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s, self.reads,
-            "python" if library() is None else "c",
+            "python" if load_library() is None else "c",
         )
 
 
-def _read(raw: _Raw) -> Request:
+def _decode_raw(raw: _RawExchange) -> RequestRecord:
     """Decode one recorded exchange."""
     exchange = raw.exchange
-    response = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
     sent_ns = 0 if exchange.failure == ErrorName.CONNECT else exchange.sent_ns
-    return Request(raw.number, raw.intended_ns, sent_ns, raw.digest, response, raw.asked_tokens)
+    return RequestRecord(raw.number, raw.intended_ns, sent_ns, raw.digest, response, raw.asked_tokens)
 
 
 def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
@@ -227,14 +227,14 @@ def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
     return replace(plan, cancel_path=path)
 
 
-def run_shard(plan: ShardPlan, start: Start | None = None, tls: ssl.SSLContext | None = None) -> ShardResult:
+def run_shard(plan: ShardPlan, start: StartGate | None = None, tls: ssl.SSLContext | None = None) -> ShardResult:
     """Carry out the share; failed requests are in the result. Raises ValueError for a plan that cannot be sent.
 
     `start` says when it begins (default: at once), `tls` how it meets the server where the address alone does not say it.
     """
     _raise_file_limit()
-    done = Builder(plan.spill_path, plan.room.chunks)
-    shard = _Shard(plan, Endpoint(plan.target.url, tls), _Sends(plan), done, start=start or Start.now())
+    done = ColumnsBuilder(plan.spill_path, plan.limits.chunks)
+    shard = _Shard(plan, Endpoint(plan.target.url, tls), _PreparedRequests(plan), done, start=start or StartGate.already_open())
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -244,10 +244,10 @@ def run_shard(plan: ShardPlan, start: Start | None = None, tls: ssl.SSLContext |
         gc.enable()
 
 
-def get_ready() -> int:
+def preload_shard() -> int:
     """Run once in each worker ahead of time, so that the first run finds everything imported. Returns the worker's process id."""
     _raise_file_limit()
-    library()
+    load_library()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.sleep(0.05))  # long enough that a second call lands in another worker
     return os.getpid()
@@ -257,8 +257,8 @@ async def _drive(shard: _Shard) -> None:
     """Raises what went wrong in one of the loop's callbacks, such as the reading of a socket: without it requests would wait in vain."""
     broken: list[BaseException] = []
 
-    def broke(_: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-        broken.append(told.get("exception") or RuntimeError(told["message"]))
+    def broke(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        broken.append(context.get("exception") or RuntimeError(context["message"]))
         shard.cancel()
 
     asyncio.get_running_loop().set_exception_handler(broke)
@@ -272,16 +272,16 @@ async def _drive(shard: _Shard) -> None:
 
 async def _carry_out(shard: _Shard) -> None:
     async with asyncio.TaskGroup() as group:
-        looking = group.create_task(shard.lag.sample(_every_other(shard.look)))
+        looking = group.create_task(shard.lag.sample(_every_other(shard.check_stop)))
         if shard.plan.concurrency:
             await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.plan.numbers)))
-        begin_ns = await shard.start.wait()
-        shard.look()  # it may have been a cancel
+        begin_ns = await shard.start.wait_to_begin()
+        shard.check_stop()  # it may have been a cancel
         await _sleep_until(begin_ns, shard)
         shard.started_unix_ns, shard.start_ns = time.time_ns(), perf_counter_ns()
-        shard.lag.taken()  # before the start it says nothing
+        shard.lag.drain_samples()  # before the start it says nothing
         pattern: Callable[[_Shard, int], Awaitable[None]] = _closed_loop if shard.plan.concurrency else _open_loop
-        wire = shard.endpoint.wire
+        wire = shard.endpoint.reader
         used_s = time.thread_time() + wire.cpu_s
         if not shard.cancelled:
             await pattern(shard, shard.start_ns)
@@ -315,22 +315,22 @@ async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None
 
 async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
     """The requests of one session, each with all that was said before it; the last exchange. One that fails ends it."""
-    plan, asks = shard.plan, shard.sends.asks
-    said: Messages = ()
+    plan, request_plan = shard.plan, shard.sends.request_plan
+    history: Messages = ()
     exchange = await shard.send(first, intended_ns)
     for number in range(first + 1, min(first + plan.turns, plan.requests)):
-        answer = decode(exchange.reads, closed=exchange.closed, failure=exchange.failure)
+        answer = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure)
         if answer.error_kind or shard.cancelled:
             break
-        said = asks.heard(number - 1, said, answer.text)
-        due_ns = _ended_ns(exchange) + round(asks.think_s(number, plan.think_s) * 1e9)
+        history = request_plan.extend_history(number - 1, history, answer.text)
+        due_ns = _ended_ns(exchange) + round(request_plan.think_s(number, plan.think_s) * 1e9)
         await _think_until(due_ns, shard)
-        exchange = await shard.send(number, due_ns, said)
+        exchange = await shard.send(number, due_ns, history)
     return exchange
 
 
 def _ended_ns(exchange: Exchange) -> int:
-    return exchange.taken.last_ns or perf_counter_ns()
+    return exchange.deferred_reads.last_ns or perf_counter_ns()
 
 
 async def _think_until(due_ns: int, shard: _Shard) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 WAIT_LIMIT_S: Final = 60.0  # for the word to begin, once all is prepared: who gives it may be gone
 
 
-class Start:
+class StartGate:
     """One run's start, seen from two threads: the shard waits in its own, orders come in another."""
 
     def __init__(self) -> None:
@@ -20,9 +20,9 @@ class Start:
         self._cancelled = threading.Event()
 
     @staticmethod
-    def now() -> Start:
+    def already_open() -> StartGate:
         """One that waits for nobody."""
-        start = Start()
+        start = StartGate()
         start.begin(0)
         return start
 
@@ -49,7 +49,7 @@ class Start:
         self._cancelled.set()
         self.begin(0)
 
-    async def wait(self) -> int:
+    async def wait_to_begin(self) -> int:
         """Say that all is prepared, and wait for the moment to begin. Raises TimeoutError when nobody gives it."""
         self._prepared.set()
         async with asyncio.timeout(WAIT_LIMIT_S):

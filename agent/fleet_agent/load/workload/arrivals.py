@@ -32,13 +32,13 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
         raise ValueError(f"workload {workload.name!r}: arrivals gamma need a burstiness above 0")
     total = sum(stage.requests for stage in stages)
     if arrivals == CONSTANT:
-        return _laid_along(stages, range(max(1, round(total))))
+        return _place_along_stages(stages, range(max(1, round(total))))
     load = f"@{workload.rate_per_s:g}" if workload.search.of else ""
     rng = random.Random(f"{seed}/{workload.name}{load}/{run_index}")
-    return _laid_along(stages, list(_drawn(rng, 1.0 if arrivals == POISSON else workload.burstiness, total)))
+    return _place_along_stages(stages, list(_draw_places(rng, 1.0 if arrivals == POISSON else workload.burstiness, total)))
 
 
-def replayed_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
+def replay_offsets_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
     """Seconds after the start at which the requests of a trace are due again, so many times faster as the workload's speed says."""
     count = workload.requests or len(trace.at_ms)
     return tuple(at_ms / 1000 / (workload.speed or 1.0) for at_ms in trace.at_ms[:count])
@@ -53,7 +53,7 @@ def _stages(workload: Workload) -> Sequence[Stage]:
     return stages
 
 
-def _drawn(rng: random.Random, shape: float, total: float) -> Iterator[float]:
+def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[float]:
     """Ascending places in 0..total at a mean distance of 1; the first is cut to `total`."""
     at = rng.gammavariate(shape, 1 / shape)
     yield min(at, total)
@@ -61,7 +61,7 @@ def _drawn(rng: random.Random, shape: float, total: float) -> Iterator[float]:
         yield at
 
 
-def _laid_along(stages: Sequence[Stage], places: Sequence[float]) -> tuple[float, ...]:
+def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tuple[float, ...]:
     """For each place, a number of requests, the time by which so many are due. `places` ascend."""
     offsets: list[float] = []
     ahead = iter(stages)

@@ -15,13 +15,13 @@ _NORMAL: Final = NormalDist()
 _BITS: Final = 52  # as many as leave room for the half in a double
 
 
-def share(seed: int, purpose: str, number: int) -> float:
+def uniform_share(seed: int, purpose: str, number: int) -> float:
     """A number above 0 and below 1 for this purpose of that request, evenly spread over requests and the same in every run."""
     digest = sha256(f"{seed}/{purpose}/{number}".encode()).digest()
     return ((int.from_bytes(digest[:8], "big") >> 64 - _BITS) + 0.5) / (1 << _BITS)
 
 
-def length(lengths: Lengths, share_below: float) -> int:
+def length_at_share(lengths: Lengths, share_below: float) -> int:
     """Tokens, at least 1: the length that this share of all lengths is below (the inverse of the distribution's function).
 
     Raises ValueError for a distribution of no known name.

@@ -8,7 +8,7 @@ from hashlib import sha256
 from random import Random
 from typing import Final, TypeGuard, cast
 
-from fleet_agent.load.workload.synthetic_text import made_text
+from fleet_agent.load.workload.synthetic_text import make_text
 from fleet_protos.attachment import Message
 
 Messages = tuple[Message, ...]
@@ -40,7 +40,7 @@ def messages_of(content: Content) -> Messages:
     return (("user", content),) if isinstance(content, str) else _messages(content)
 
 
-def begun_with(content: Content, text: str, end_id: int = END_ID) -> Content:
+def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Content:
     """The content with a text before it: in the first of its messages. Ids have none: theirs begin with the ids of that text."""
     if isinstance(content, str):
         return f"{text}\n\n{content}"
@@ -50,17 +50,17 @@ def begun_with(content: Content, text: str, end_id: int = END_ID) -> Content:
     return ((role, f"{text}\n\n{first}"), *rest)
 
 
-def preceded(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
+def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
     """The content with a beginning of about so many tokens, exactly so many before ids; equal for equal keys."""
-    return random_ids(key, tokens, end_id) + content if is_ids(content) else begun_with(content, made_text(key, tokens))
+    return random_ids(key, tokens, end_id) + content if is_ids(content) else with_leading_text(content, make_text(key, tokens))
 
 
-def size(content: Content) -> int:
+def content_size(content: Content) -> int:
     """Of ids their number, of text its characters: to compare contents of one kind."""
     return len(content) if is_ids(content) else len(as_text(content))
 
 
-def digest(content: Content) -> str:
+def content_digest(content: Content) -> str:
     """16 hex digits that tell contents apart."""
     if is_ids(content):
         return sha256(array("I", content)).hexdigest()[:16]

@@ -23,7 +23,7 @@ WARM_UP = -1  # run index of a warm-up: its salts are those of no run
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class PromptDraw:
     """What decides the prompts of a run: equal draws give equal prompts, whatever the variant.
 
     `scope` keeps campaigns apart on a server that outlives them (an external one): its job id. Empty elsewhere.
@@ -46,7 +46,7 @@ def prompt_set(name: str) -> tuple[str, ...]:
     return SETS[known]
 
 
-def in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompts]) -> tuple[Content, ...]:
+def prompts_in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompts]) -> tuple[Content, ...]:
     """The prompts of a builtin set or of a file in the order of the seed. Raises ValueError when they are not known or not there."""
     listed: tuple[Content, ...] = ()
     if prompts.startswith(FILE):
@@ -56,20 +56,20 @@ def in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompts]) -> t
             raise ValueError(f"the prompts {prompts} did not come with the trial")
     else:
         listed = prompt_set(prompts)
-    return tuple(listed[place] for place in order(seed, len(listed)))
+    return tuple(listed[place] for place in prompt_order(seed, len(listed)))
 
 
-def salt(draw: Draw, number: int) -> str:
+def salt(draw: PromptDraw, number: int) -> str:
     """Twelve hex digits in front of the user message: a prefix cache can match the chat template and no more (but for chance)."""
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}/{number}".encode()).hexdigest()[:12]
 
 
-def run_salt(draw: Draw) -> str:
+def run_salt(draw: PromptDraw) -> str:
     """The same for all requests of a run and another in each run: what they have in common is found, what other runs had is not."""
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}".encode()).hexdigest()[:12]
 
 
-def order(seed: int, count: int) -> list[int]:
+def prompt_order(seed: int, count: int) -> list[int]:
     """The order in which so many prompts are asked."""
     places = list(range(count))
     random.Random(f"prompts/{seed}").shuffle(places)

@@ -9,20 +9,20 @@ from itertools import accumulate
 from math import log
 from typing import Final, Protocol
 
-from fleet_agent.load.workload.lengths import length, share
+from fleet_agent.load.workload.lengths import length_at_share, uniform_share
 from fleet_agent.load.workload.prompt_content import (
     END_ID,
     Content,
     Messages,
-    begun_with,
-    digest,
+    content_digest,
+    content_size,
     messages_of,
-    preceded,
     random_ids,
-    size,
+    with_leading_text,
+    with_shared_beginning,
 )
-from fleet_agent.load.workload.prompts import RANDOM, Draw, in_order, run_salt, salt
-from fleet_agent.load.workload.trace_prompts import Traced
+from fleet_agent.load.workload.prompts import RANDOM, PromptDraw, prompts_in_order, run_salt, salt
+from fleet_agent.load.workload.trace_prompts import TracePrompts
 from fleet_protos.attachment import Prompts, Trace
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Workload
 
@@ -35,7 +35,7 @@ _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlannedRequest:
     """One request. `digest`: 16 hex digits of its prompt; `output_tokens`: exactly so many are asked for."""
 
     prompt: Content
@@ -43,7 +43,7 @@ class Ask:
     output_tokens: int
 
 
-class Source(Protocol):
+class PromptSource(Protocol):
     """Where prompts come from: a value, so that it goes to shards."""
 
     def prompt(self, number: int) -> Content:
@@ -52,7 +52,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedPrompts:
     """Prompts of a set or a file, in the order in which they are asked."""
 
     prompts: tuple[Content, ...]
@@ -63,7 +63,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RandomPrompts:
     """Random token ids, as many as the lengths say. Text that means nothing: a server may answer it in loops."""
 
     seed: int
@@ -73,15 +73,15 @@ class Drawn:
 
     def prompt(self, number: int) -> Content:
         """See `Source`."""
-        count = self.tokens or length(self.lengths, share(self.seed, "input", number))
+        count = self.tokens or length_at_share(self.lengths, uniform_share(self.seed, "input", number))
         return random_ids(f"{self.seed}/{number}", count, self.end_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """One kind of requests of a run."""
 
-    source: Source
+    source: PromptSource
     output_tokens: int  # of every answer; 0: `output` says, or else `outputs`
     output: Lengths
     prefix: SharedPrefix
@@ -89,50 +89,50 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class RequestPlan:
     """All requests of a run, by number from 0. A value: it goes to each shard, and whoever has it can ask again what was asked."""
 
-    draw: Draw
+    draw: PromptDraw
     cache: str
-    kinds: tuple[Kind, ...]
-    ends: tuple[float, ...]  # of each kind's share of 0..1, ascending
+    kinds: tuple[RequestKind, ...]
+    cumulative_weights: tuple[float, ...]  # of each kind's share of 0..1, ascending
     end_id: int = END_ID  # random token ids are below it
     turns: int = 1  # of a session: requests `n * turns` to `(n + 1) * turns - 1` follow one another
 
-    def ask(self, number: int, said: Messages = ()) -> Ask:
+    def planned_request(self, number: int, history: Messages = ()) -> PlannedRequest:
         """Request `number`, after what was `said` in its session, the answers included.
 
         Takes some 5 µs for a prompt that lies ready, and some 0.1 µs a token for one that is made.
         """
-        prompt = self._unsalted(number, said)
+        prompt = self._unsalted(number, history)
         if self.cache != SHARED:
-            prompt = begun_with(prompt, self._salt(number), self.end_id)
-        return Ask(prompt, digest(prompt), self.length(number))
+            prompt = with_leading_text(prompt, self._salt(number), self.end_id)
+        return PlannedRequest(prompt, content_digest(prompt), self.output_length(number))
 
-    def heard(self, number: int, said: Messages, answer: str) -> Messages:
+    def extend_history(self, number: int, history: Messages, answer: str) -> Messages:
         """What was said in a session once request `number` has its answer."""
-        return (*messages_of(self._unsalted(number, said)), ("assistant", answer))
+        return (*messages_of(self._unsalted(number, history)), ("assistant", answer))
 
     def think_s(self, number: int, mean_s: float) -> float:
         """What passes before request `number` of a session: exponential, at most ten times the mean, the same in every run."""
-        return mean_s * min(MOST_MEANS, -log(1 - share(self.draw.seed, "think", number))) if mean_s else 0.0
+        return mean_s * min(MOST_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number))) if mean_s else 0.0
 
-    def kind(self, number: int) -> Kind:
+    def kind(self, number: int) -> RequestKind:
         """Which kind request `number` is: the same in every run and all through a session, each kind as often as its weight says."""
-        drawn = share(self.draw.seed, "kind", self._first(number)) if len(self.kinds) > 1 else 0.0
-        return self.kinds[bisect(self.ends, drawn)]
+        drawn = uniform_share(self.draw.seed, "kind", self._first(number)) if len(self.kinds) > 1 else 0.0
+        return self.kinds[bisect(self.cumulative_weights, drawn)]
 
     def _first(self, number: int) -> int:
         return number - number % self.turns
 
-    def _unsalted(self, number: int, said: Messages) -> Content:
+    def _unsalted(self, number: int, history: Messages) -> Content:
         kind = self.kind(number)
         prompt = kind.source.prompt(number)
-        if said:
-            return (*said, messages_of(prompt)[-1])
+        if history:
+            return (*history, messages_of(prompt)[-1])
         if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
             group = f"group/{self.draw.seed}/{self._first(number) // self.turns % kind.prefix.groups}"
-            return preceded(begun_with(prompt, salt(self.draw, number), self.end_id), group, kind.prefix.tokens, self.end_id)
+            return with_shared_beginning(with_leading_text(prompt, salt(self.draw, number), self.end_id), group, kind.prefix.tokens, self.end_id)
         return prompt
 
     def _salt(self, number: int) -> str:
@@ -142,14 +142,14 @@ class Asks:
         apart = self.turns > 1 and not self.kind(number).prefix.groups
         return salt(self.draw, self._first(number)) if apart else run_salt(self.draw)
 
-    def length(self, number: int) -> int:
+    def output_length(self, number: int) -> int:
         """Output tokens that request `number` asks for: the same in each run."""
         kind = self.kind(number)
         if kind.output_tokens or not kind.outputs or kind.output.distribution:
-            return kind.output_tokens or length(kind.output, share(self.draw.seed, "output", number))
+            return kind.output_tokens or length_at_share(kind.output, uniform_share(self.draw.seed, "output", number))
         return kind.outputs[number % len(kind.outputs)]
 
-    def planned_share(self, requests: int) -> float | None:
+    def planned_cached_share(self, requests: int) -> float | None:
         """Of all prompt tokens of so many requests, those that begin as an earlier request of the run did; None when none is to be found.
 
         By the sizes of texts, since nobody here knows the server's tokens; over the first PLAN_SAMPLE requests.
@@ -157,46 +157,46 @@ class Asks:
         sample = min(requests, PLAN_SAMPLE)
         if self.cache not in (FLUSH, SHARED) or not sample or self.turns > 1:
             return None
-        if isinstance(self.kinds[0].source, Traced):
-            return self.kinds[0].source.shared(sample)
+        if isinstance(self.kinds[0].source, TracePrompts):
+            return self.kinds[0].source.shared_beginning_share(sample)
         return self._share_of_groups(sample)
 
     def _share_of_groups(self, sample: int) -> float | None:
         whole = shared = 0
         seen: set[tuple[SharedPrefix, int]] = set()
         for number in range(sample):
-            prefix, all_of_it = self.kind(number).prefix, size(self.ask(number).prompt)
+            prefix, all_of_it = self.kind(number).prefix, content_size(self.planned_request(number).prompt)
             whole += all_of_it
             if prefix.groups:
                 group = (prefix, number % prefix.groups)
-                shared += all_of_it - size(self.kind(number).source.prompt(number)) if group in seen else 0
+                shared += all_of_it - content_size(self.kind(number).source.prompt(number)) if group in seen else 0
                 seen.add(group)
         return shared / whole if seen else None
 
 
-def asks_of(workload: Workload, draw: Draw, files: Mapping[str, Trace | Prompts] = _NO_FILES) -> Asks:
+def build_request_plan(workload: Workload, draw: PromptDraw, files: Mapping[str, Trace | Prompts] = _NO_FILES) -> RequestPlan:
     """What a run of the workload asks; `files` are those that it names, by ref. Raises ValueError for what is not known or not there."""
     parts, end_id = workload.parts, workload.vocabulary or END_ID
-    kinds = (_replayed(workload, files),) if workload.trace else tuple(_kind(part, draw, files, end_id) for part in parts)
+    kinds = (_replay_kind(workload, files),) if workload.trace else tuple(_kind(part, draw, files, end_id) for part in parts)
     whole = sum(part.weight for part in parts)
     ends = tuple(accumulate(part.weight / whole for part in parts))
-    asks = Asks(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns))
+    asks = RequestPlan(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns))
     for kind in kinds:  # the first request of each may show that it cannot be asked
-        replace(asks, kinds=(kind,)).ask(0)
+        replace(asks, kinds=(kind,)).planned_request(0)
     return asks
 
 
-def _replayed(workload: Workload, files: Mapping[str, Trace | Prompts]) -> Kind:
+def _replay_kind(workload: Workload, files: Mapping[str, Trace | Prompts]) -> RequestKind:
     trace = files.get(workload.trace)
     if not isinstance(trace, Trace):
         raise ValueError(f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial")
-    source = Traced(trace, workload.vocabulary or END_ID if workload.prompts == RANDOM else 0)
-    return Kind(source, workload.output_tokens, workload.output, SharedPrefix(), trace.output_tokens)
+    source = TracePrompts(trace, workload.vocabulary or END_ID if workload.prompts == RANDOM else 0)
+    return RequestKind(source, workload.output_tokens, workload.output, SharedPrefix(), trace.output_tokens)
 
 
-def _kind(part: Part, draw: Draw, files: Mapping[str, Trace | Prompts], end_id: int) -> Kind:
+def _kind(part: Part, draw: PromptDraw, files: Mapping[str, Trace | Prompts], end_id: int) -> RequestKind:
     if part.prompts == RANDOM:
-        source: Source = Drawn(draw.seed, part.input_tokens, part.input, end_id)
+        source: PromptSource = RandomPrompts(draw.seed, part.input_tokens, part.input, end_id)
     else:
-        source = Listed(in_order(part.prompts, draw.seed, files))
-    return Kind(source, part.output_tokens, part.output, part.prefix)
+        source = ListedPrompts(prompts_in_order(part.prompts, draw.seed, files))
+    return RequestKind(source, part.output_tokens, part.output, part.prefix)

@@ -63,7 +63,7 @@ _QUESTIONS: Final = (
 
 
 @lru_cache(maxsize=8192)
-def made_text(key: str, tokens: int) -> str:
+def make_text(key: str, tokens: int) -> str:
     """English text of about so many tokens: WORDS_PER_TOKEN words each, cut at a word. Equal keys give equal beginnings."""
     left = max(1, round(tokens * WORDS_PER_TOKEN))
     drawn = Random(key).random
@@ -76,10 +76,10 @@ def made_text(key: str, tokens: int) -> str:
 
 def long_prompt(number: int, tokens: int) -> str:
     """A record of about so many tokens, with a question about it at its end."""
-    return f"{made_text(f'long/{number}', tokens)}.\n\n{question(number)}"
+    return f"{make_text(f'long/{number}', tokens)}.\n\n{make_question(number)}"
 
 
-def question(number: int) -> str:
+def make_question(number: int) -> str:
     """What is asked about made text."""
     return _QUESTIONS[number % len(_QUESTIONS)]
 

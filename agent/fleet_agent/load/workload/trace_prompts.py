@@ -7,7 +7,7 @@ from itertools import accumulate, chain, islice
 from typing import Final
 
 from fleet_agent.load.workload.prompt_content import Content, random_ids
-from fleet_agent.load.workload.synthetic_text import made_text, question
+from fleet_agent.load.workload.synthetic_text import make_question, make_text
 from fleet_protos.attachment import Trace
 
 BLOCK_TOKENS: Final = 512  # of a block of a Mooncake trace
@@ -15,7 +15,7 @@ _QUESTION_TOKENS: Final = 40  # what a question takes, with some to spare
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracePrompts:
     """One prompt for each request of the trace. Equal blocks are equal text; what no block covers is of that request alone."""
 
     trace: Trace
@@ -27,7 +27,7 @@ class Traced:
         tokens = self.trace.prompt_tokens[place]
         return self._ids(place, tokens) if self.end_id else self._text(place, tokens)
 
-    def shared(self, requests: int) -> float | None:
+    def shared_beginning_share(self, requests: int) -> float | None:
         """Of all prompt tokens of the first requests, those in blocks that begin as an earlier one did; None for a trace without blocks."""
         if not self.trace.blocks:
             return None
@@ -51,8 +51,8 @@ class Traced:
         parts: list[str] = []
         for block in self.trace.blocks[place] if self.trace.blocks else ():
             if left > 0:
-                parts.append(made_text(f"block/{block}", min(left, BLOCK_TOKENS)))
+                parts.append(make_text(f"block/{block}", min(left, BLOCK_TOKENS)))
             left -= BLOCK_TOKENS
         if left > 0:
-            parts.append(made_text(f"request/{place}", left))
-        return f"{' '.join(parts)}.\n\n{question(place)}" if tokens > 2 * _QUESTION_TOKENS else " ".join(parts)
+            parts.append(make_text(f"request/{place}", left))
+        return f"{' '.join(parts)}.\n\n{make_question(place)}" if tokens > 2 * _QUESTION_TOKENS else " ".join(parts)

@@ -9,7 +9,7 @@ from fleet_controller.analysis.csv_runs import read_own_numbers
 from fleet_controller.analysis.verdict import Question, Verdict
 from fleet_controller.cli.input_files import read_text
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.report.comparison_output import json_of
+from fleet_controller.report.comparison_output import comparison_json
 from fleet_controller.report.terminal_layout import comparison_text
 from fleet_controller.yaml.findings import ERROR, Finding, JobRejected
 from fleet_protos.errors import ConfigError, ExitCode
@@ -27,15 +27,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         comparison = compare_stored(arguments)
     print_comparison(comparison, arguments.json, console)
     slower = any(row.verdict == Verdict.SLOWER for row in comparison.rows)
-    return ExitCode.ANSWER_IS_BAD if arguments.fail_on and slower else ExitCode.DONE
+    return ExitCode.FAILED if arguments.fail_on and slower else ExitCode.DONE
 
 
 def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
     """The verdict table, or the `compare` contract."""
     if as_json:
-        console.json(json_of(comparison))
+        console.print_json(comparison_json(comparison))
     else:
-        console.text(comparison_text(comparison, console.width, console.colour))
+        console.print_text(comparison_text(comparison, console.width, console.colour))
 
 
 def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
@@ -46,7 +46,7 @@ def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
             Finding(bad.code, ERROR, file, bad.line, bad.column, bad.key, bad.message, bad.hint) for bad in numbers.findings
         )
     baseline = arguments.baseline or numbers.runs[0].variant
-    asked = Question()
-    confidence = asked.confidence if arguments.confidence is None else arguments.confidence
-    margin = asked.margin if arguments.margin is None else arguments.margin
+    default_question = Question()
+    confidence = default_question.confidence if arguments.confidence is None else arguments.confidence
+    margin = default_question.margin if arguments.margin is None else arguments.margin
     return compare(numbers.runs, baseline, confidence, margin)

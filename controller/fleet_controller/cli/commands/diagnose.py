@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.report.diagnosis_output import TEXT, Told, joined, lines_of, parts_of, told_of
+from fleet_controller.report.diagnosis_output import (
+    TEXT,
+    FileDiagnosis,
+    diagnose_file,
+    diagnosis_lines,
+    embedded_texts,
+    merge_diagnoses,
+)
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import UNKNOWN
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ConfigError, ExitCode
@@ -16,7 +23,7 @@ from fleet_protos.errors import ConfigError, ExitCode
 _CHUNK_BYTES = 1 << 20
 _SHORT_BYTES = 8 << 20  # what is longer is a log and nothing else
 # First bytes of what holds text that cannot be read as it is, and the program that makes it readable.
-_WRAPPED = {
+_COMPRESSED = {
     b"\x1f\x8b": ("compressed with gzip", "gunzip -c"),
     b"\xfd7zXZ\x00": ("compressed with xz", "xz -dc"),
     b"BZh": ("compressed with bzip2", "bunzip2 -c"),
@@ -28,41 +35,41 @@ _UTF16 = ("UTF-16 text", "iconv -f UTF-16 -t UTF-8")
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print what the files come to; 1 when they show a failure."""
-    tellings = [told for name in arguments.files for told in _read(name)]
+    diagnoses = [told for name in arguments.files for told in _diagnose_file(name)]
     if arguments.json:
-        console.json(joined(tellings))
+        console.print_json(merge_diagnoses(diagnoses))
     else:
-        console.lines(lines_of(tellings))
-    strangers = [told.file for told in tellings if told.kind == TEXT and told.facts.get("state") == UNKNOWN]
-    console.tell(*(f"{name}: nothing in it reads like a log or an output that is known" for name in strangers))
-    return ExitCode.ANSWER_IS_BAD if any(told.failed for told in tellings) else ExitCode.DONE
+        console.print_lines(diagnosis_lines(diagnoses))
+    unrecognised = [told.file for told in diagnoses if told.kind == TEXT and told.facts.get("state") == UNKNOWN]
+    console.print_stderr(*(f"{name}: nothing in it reads like a log or an output that is known" for name in unrecognised))
+    return ExitCode.FAILED if any(told.failed for told in diagnoses) else ExitCode.DONE
 
 
-def _read(name: str) -> list[Told]:
+def _diagnose_file(name: str) -> list[FileDiagnosis]:
     """One file as one telling, or as several when it is a JSON document that gathers texts."""
     reader, size = LogReader(), 0
     kept: list[bytes] = []
-    for chunk in _chunks(name):
+    for chunk in _file_chunks(name):
         if not size:
-            _refuse_wrapped(name, chunk)
+            _reject_compressed(name, chunk)
         reader.feed(chunk)
         size += len(chunk)
         kept = [*kept, chunk] if size <= _SHORT_BYTES else []
     text = b"".join(kept).decode("utf-8", "replace")
-    told = told_of(name, reader.finish(), text)
-    parts = parts_of(text) if told.kind == TEXT or told.failed else {}
-    return [_part(f"{name}[{key}]", part) for key, part in parts.items()] or [told]
+    file_diagnosis = diagnose_file(name, reader.finish(), text)
+    parts = embedded_texts(text) if file_diagnosis.kind == TEXT or file_diagnosis.failed else {}
+    return [_diagnose_part(f"{name}[{key}]", part) for key, part in parts.items()] or [file_diagnosis]
 
 
-def _part(name: str, text: str) -> Told:
+def _diagnose_part(name: str, text: str) -> FileDiagnosis:
     reader = LogReader()
     reader.feed(text.encode("utf-8", "replace"))
-    return told_of(name, reader.finish(), text)
+    return diagnose_file(name, reader.finish(), text)
 
 
-def _refuse_wrapped(name: str, first: bytes) -> None:
+def _reject_compressed(name: str, first: bytes) -> None:
     """Raises ConfigError for a file whose text has to be unpacked: read as it is, a log of a failure would look like none."""
-    found = next((told for magic, told in _WRAPPED.items() if first.startswith(magic)), None)
+    found = next((told for magic, told in _COMPRESSED.items() if first.startswith(magic)), None)
     start = first[:256]
     if start[:2] in (b"\xff\xfe", b"\xfe\xff") and start.count(0) > len(start) // 4:  # what PowerShell writes
         found = _UTF16
@@ -70,18 +77,18 @@ def _refuse_wrapped(name: str, first: bytes) -> None:
         raise ConfigError(f"{name} is {found[0]}", f"{found[1]} {'FILE' if name == '-' else name} | fleetctl diagnose -")
 
 
-def _chunks(name: str) -> Iterator[bytes]:
+def _file_chunks(name: str) -> Iterator[bytes]:
     """The bytes of a file or of standard input. Raises ConfigError for one that cannot be read."""
     try:
         if name == "-":
-            yield from _pieces(sys.stdin.buffer)
+            yield from _stream_chunks(sys.stdin.buffer)
             return
         with open(name, "rb", buffering=0) as stream:
-            yield from _pieces(stream)
+            yield from _stream_chunks(stream)
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}", "name a log file that exists and is readable") from error
 
 
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+def _stream_chunks(stream: BinaryIO) -> Iterator[bytes]:
     while chunk := stream.read(_CHUNK_BYTES):
         yield chunk

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 
 from fleet_controller.cli.commands.hosts_drain import check, drain, undrain
-from fleet_controller.cli.controller_connection import connected
+from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import Controller, HostStatus
 from fleet_controller.report.host_output import host_json, host_lines, hosts_json, hosts_table
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _run(action: Action, arguments: argparse.Namespace, console: Console) -> int:
-    async with connected(arguments) as controller:
+    async with open_controller(arguments) as controller:
         return await action(controller, arguments, console)
 
 
@@ -38,11 +38,11 @@ async def _ls(controller: Controller, arguments: argparse.Namespace, console: Co
         raise ConfigError("hosts ls takes no names", f"fleetctl hosts show {arguments.hosts[0]} shows one")
     hosts = await controller.hosts()
     if arguments.json:
-        console.json(hosts_json(hosts))
+        console.print_json(hosts_json(hosts))
     elif hosts:
-        console.text(table_text(hosts_table(hosts, time.time_ns() / 1e9), console.width, console.colour))
+        console.print_text(table_text(hosts_table(hosts, time.time_ns() / 1e9), console.width, console.colour))
     else:
-        console.tell("no hosts yet")
+        console.print_stderr("no hosts yet")
     return ExitCode.DONE
 
 
@@ -50,21 +50,21 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
     if not arguments.hosts:
         raise ConfigError("hosts show needs the name of a host", "fleetctl hosts ls lists them")
     known = await controller.hosts()
-    shown = [named(known, name) for name in arguments.hosts]
+    shown = [find_host(known, name) for name in arguments.hosts]
     if arguments.json:
-        console.json({"version": 1, "hosts": [host_json(host) for host in shown]})
+        console.print_json({"version": 1, "hosts": [host_json(host) for host in shown]})
         return ExitCode.DONE
     for number, host in enumerate(shown):
-        console.lines([*([""] if number else []), *host_lines(host)])
+        console.print_lines([*([""] if number else []), *host_lines(host)])
     return ExitCode.DONE
 
 
-def named(known: tuple[HostStatus, ...], name: str) -> HostStatus:
+def find_host(hosts: tuple[HostStatus, ...], name: str) -> HostStatus:
     """The host of that name. Raises NotFound with the nearest one."""
-    for host in known:
+    for host in hosts:
         if host.host == name:
             return host
-    near = get_close_matches(name, [host.host for host in known], n=1)
+    near = get_close_matches(name, [host.host for host in hosts], n=1)
     raise NotFound(f"there is no host {name}", f"did you mean {near[0]}?" if near else "fleetctl hosts ls lists them")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet_controller.cli.commands.trust import made_authority
+from fleet_controller.cli.commands.trust import ensure_authority
 from fleet_controller.cli.terminal.console import Console
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode
@@ -32,7 +32,7 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
     files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}
     taken = [str(path) for path in files if path.exists()]
     if taken and not arguments.force:
-        console.tell(made_authority(arguments))  # a first init that was cut off after its files is finished by a second
+        console.print_stderr(ensure_authority(arguments))  # a first init that was cut off after its files is finished by a second
         raise ConfigError(f"{', '.join(taken)} exists already; nothing was written", "--force overwrites, or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,9 +40,9 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}", "name a folder that you may write to") from error
-    console.lines(f"wrote {path}" for path in files)
-    console.tell(made_authority(arguments))
-    console.tell(f"next: fleetctl lint {folder / 'job.yaml'}")
+    console.print_lines(f"wrote {path}" for path in files)
+    console.print_stderr(ensure_authority(arguments))
+    console.print_stderr(f"next: fleetctl lint {folder / 'job.yaml'}")
     return ExitCode.DONE
 
 
@@ -61,13 +61,13 @@ def _schema(arguments: argparse.Namespace, console: Console) -> int:
     from fleet_controller.fleet_file.fleet_models import fleet_schema
     from fleet_controller.job_file.job_models import job_schema
 
-    console.json(fleet_schema() if arguments.kind == "fleet" else job_schema())
+    console.print_json(fleet_schema() if arguments.kind == "fleet" else job_schema())
     return ExitCode.DONE
 
 
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
-        console.json({"version": 1, "fleetctl": __version__})
+        console.print_json({"version": 1, "fleetctl": __version__})
     else:
-        console.lines([f"fleetctl {__version__}"])
+        console.print_lines([f"fleetctl {__version__}"])
     return ExitCode.DONE

@@ -5,28 +5,28 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet_controller.cli.commands.lint import finding_lines, summary
+from fleet_controller.cli.commands.lint import finding_lines, findings_summary
 from fleet_controller.cli.input_files import read_text
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.importers.import_launch import OK, Pasted, read_pasted
+from fleet_controller.importers.import_launch import OK, ImportedLaunch, import_launch
 from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """The job file to standard output or to `-o`, findings to standard error; 2 when something must be edited."""
-    pasted = read_pasted(read_text(arguments.from_command), arguments.from_command)
+    pasted = import_launch(read_text(arguments.from_command), arguments.from_command)
     written = _write(pasted, arguments) if arguments.output and pasted.job_file else ""
     if arguments.json:
-        console.json(pasted.to_json())
+        console.print_json(pasted.to_json())
     else:
         if not arguments.output:
-            console.text(pasted.job_file)
-        console.tell(*finding_lines(pasted.findings, console), summary(arguments.from_command, pasted.findings))
-        console.tell(*_ending(pasted, written))
-    return ExitCode.DONE if pasted.verdict == OK else ExitCode.USER_MUST_EDIT
+            console.print_text(pasted.job_file)
+        console.print_stderr(*finding_lines(pasted.findings, console), findings_summary(arguments.from_command, pasted.findings))
+        console.print_stderr(*_next_steps(pasted, written))
+    return ExitCode.DONE if pasted.verdict == OK else ExitCode.USAGE_ERROR
 
 
-def _write(pasted: Pasted, arguments: argparse.Namespace) -> str:
+def _write(pasted: ImportedLaunch, arguments: argparse.Namespace) -> str:
     path = Path(arguments.output)
     if path.exists() and not arguments.force:
         raise ConfigError(f"{path} exists already; nothing was written", "--force overwrites, or name another file")
@@ -37,7 +37,7 @@ def _write(pasted: Pasted, arguments: argparse.Namespace) -> str:
     return str(path)
 
 
-def _ending(pasted: Pasted, written: str) -> list[str]:
+def _next_steps(pasted: ImportedLaunch, written: str) -> list[str]:
     """What was written, and what comes next."""
     if not pasted.job_file:
         return ["no job file was made: mend the errors above, and run it again"]

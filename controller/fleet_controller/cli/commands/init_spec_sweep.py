@@ -8,29 +8,34 @@ from pathlib import Path
 
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.importers.sweep_job import sweep_job
-from fleet_knowledge.sglang.speculation.sweep_notation import SweepPoint, expand, servers, split
+from fleet_knowledge.sglang.speculation.sweep_notation import (
+    SweepPoint,
+    distinct_servers,
+    expand_sweep,
+    split_entries,
+)
 from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """The job file to standard output or to `-o`, what was found to standard error; 2 when an entry is wrong."""
-    points = expand(split(arguments.spec_sweep))
-    wrong = not points or any(point.is_wrong for point in points)
+    points = expand_sweep(split_entries(arguments.spec_sweep))
+    wrong = not points or any(point.is_invalid for point in points)
     text = "" if wrong else sweep_job(points)
     if text and arguments.output:
         _write(text, arguments)
     if arguments.json:
-        console.json({"version": 1, "expanded": [point.to_json() for point in points], "servers": len(servers(points)), "job_file": text})
+        console.print_json({"version": 1, "expanded": [point.to_json() for point in points], "servers": len(distinct_servers(points)), "job_file": text})
     else:
         if not arguments.output:
-            console.text(text)
-        console.tell(*_told(points))
+            console.print_text(text)
+        console.print_stderr(*_point_lines(points))
     if text and arguments.output:
-        console.tell(f"wrote {arguments.output}", f"next: fill in what is marked, then: fleetctl lint {arguments.output}")
-    return ExitCode.USER_MUST_EDIT if wrong else ExitCode.DONE
+        console.print_stderr(f"wrote {arguments.output}", f"next: fill in what is marked, then: fleetctl lint {arguments.output}")
+    return ExitCode.USAGE_ERROR if wrong else ExitCode.DONE
 
 
-def _told(points: Sequence[SweepPoint]) -> Iterator[str]:
+def _point_lines(points: Sequence[SweepPoint]) -> Iterator[str]:
     if not points:
         yield "the sweep has no entries: write them as 1,0,0,0 1,3,1,4 (batch size, steps, topk, draft tokens)"
     for point in points:

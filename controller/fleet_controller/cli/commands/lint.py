@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from fleet_controller.cli.input_files import folder_of, read_bytes
+from fleet_controller.cli.input_files import base_folder, read_bytes
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected, JobRejected, has_errors
 from fleet_protos.errors import ExitCode
@@ -16,26 +16,26 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print every finding; 2 when one is an error."""
     findings = _findings(arguments.file)
     if arguments.json:
-        console.json({"findings": [finding.to_json() for finding in findings]})
+        console.print_json({"findings": [finding.to_json() for finding in findings]})
     else:
-        console.lines(finding_lines(findings, console))
-        console.tell(summary(arguments.file, findings))
-    return ExitCode.USER_MUST_EDIT if has_errors(findings) else ExitCode.DONE
+        console.print_lines(finding_lines(findings, console))
+        console.print_stderr(findings_summary(arguments.file, findings))
+    return ExitCode.USAGE_ERROR if has_errors(findings) else ExitCode.DONE
 
 
 def _findings(name: str) -> Sequence[Finding]:
-    from fleet_controller.importers.detect_format import is_pasted
-    from fleet_controller.importers.import_launch import read_pasted
+    from fleet_controller.importers.detect_format import is_importable
+    from fleet_controller.importers.import_launch import import_launch
     from fleet_controller.job_file.job_loader import load_job
 
     content = read_bytes(name)
     text = content.decode("utf-8", errors="replace")
     if is_fleet(text):
         return _fleet_findings(content, name)
-    if is_pasted(text):
-        return read_pasted(text, name).findings
+    if is_importable(text):
+        return import_launch(text, name).findings
     try:
-        return load_job(content, name, folder_of(name)).findings
+        return load_job(content, name, base_folder(name)).findings
     except JobRejected as rejected:
         return rejected.findings
 
@@ -69,14 +69,14 @@ def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
     return lines
 
 
-def summary(file: str, findings: Sequence[Finding]) -> str:
+def findings_summary(file: str, findings: Sequence[Finding]) -> str:
     """How many errors and other findings, in one line."""
     if not findings:
         return f"{file}: nothing to tell"
     errors = sum(finding.severity == ERROR for finding in findings)
     others = len(findings) - errors
-    return f"{file}: {_counted(errors, 'error')}, {_counted(others, 'other finding')}"
+    return f"{file}: {_count_text(errors, 'error')}, {_count_text(others, 'other finding')}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

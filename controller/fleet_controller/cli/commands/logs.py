@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from fleet_controller.cli.controller_connection import connected
+from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import TrialDetail
 from fleet_controller.report.failure_causes import cause_lines
@@ -20,16 +20,16 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     status = detail.status
     if not wants_log:
         where = f" on {status.host}" if status.host else ""
-        console.text(repro_script(detail.events, f"trial {status.trial_id}, attempt {status.attempt} ({status.variant}{where})"))
+        console.print_text(repro_script(detail.events, f"trial {status.trial_id}, attempt {status.attempt} ({status.variant}{where})"))
         return ExitCode.DONE
     if not detail.server_log:
         message = f"trial {status.trial_id}, attempt {status.attempt}: no server log is there (phase {status.phase.name.lower()})"
         raise ConfigError(message, "an external server has none; that of a trial in its launch comes soon")
-    console.text(detail.server_log if detail.server_log.endswith("\n") else f"{detail.server_log}\n")
-    console.tell(*cause_lines(detail.events))
+    console.print_text(detail.server_log if detail.server_log.endswith("\n") else f"{detail.server_log}\n")
+    console.print_stderr(*cause_lines(detail.events))
     return ExitCode.DONE
 
 
 async def _detail(arguments: argparse.Namespace, with_log: bool) -> TrialDetail:
-    async with connected(arguments) as controller:
+    async with open_controller(arguments) as controller:
         return await controller.trial(arguments.trial, arguments.attempt, with_log)

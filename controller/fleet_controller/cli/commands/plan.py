@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from fleet_controller.cli.commands.lint import finding_lines
 from fleet_controller.cli.fleet_file_option import read_fleet
-from fleet_controller.cli.job_loading import load_for
-from fleet_controller.cli.state_folder import host_name
+from fleet_controller.cli.job_loading import load_and_prune
+from fleet_controller.cli.state_folder import local_host_name
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
-from fleet_controller.fleet_file.find_fleet_file import fleet_path
+from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
 from fleet_controller.planning.cost import Cost, cost
 from fleet_controller.planning.equivalence import Twin, twins
 from fleet_controller.planning.estimate import estimate, gpu_hours
@@ -30,41 +30,41 @@ from fleet_protos.trial_types import Workload
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
-    loaded, left_out = load_for(arguments, console)
-    fleet = _fleet(arguments, console)
-    plan = plan_on(loaded.job, fleet) if fleet else _plan_alone(loaded.job)
+    loaded, left_out = load_and_prune(arguments, console)
+    fleet = _find_fleet(arguments, console)
+    plan = plan_for_fleet(loaded.job, fleet) if fleet else _plan_without_fleet(loaded.job)
     seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
     price = cost(plan, loaded.job, fleet) if fleet else None
     if arguments.json:
-        arms = {"prunable": [twin.to_json() for twin in twins(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
-        paid = {"cost": price.amount if price else None, "currency": price.currency if price else None}
-        console.json({"version": 1, **plan.to_json(), **arms, "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **paid}})
+        equivalent_variants = {"prunable": [twin.to_json() for twin in twins(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
+        cost_json = {"cost": price.amount if price else None, "currency": price.currency if price else None}
+        console.print_json({"version": 1, **plan.to_json(), **equivalent_variants, "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **cost_json}})
     else:
-        _print(plan, loaded.job, console)
-        console.lines(_prunable(twins(loaded.job, plan.variants)))
+        _print_plan(plan, loaded.job, console)
+        console.print_lines(_prunable_lines(twins(loaded.job, plan.variants)))
         paid_text = f", {cost_text(price)}" if price else ""
-        told = f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text} (a guess, within a factor of two or three)"
-        console.lines([told])
+        estimate_line = f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text} (a guess, within a factor of two or three)"
+        console.print_lines([estimate_line])
     findings = in_order((*loaded.findings, *plan.findings))
-    console.tell(*finding_lines(findings, console))
-    return ExitCode.USER_MUST_EDIT if plan.is_refused else ExitCode.DONE
+    console.print_stderr(*finding_lines(findings, console))
+    return ExitCode.USAGE_ERROR if plan.is_refused else ExitCode.DONE
 
 
-def _fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
+def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
     """The fleet file's hosts, where there is one: then the plan is for them."""
-    path = fleet_path(arguments.fleet)
+    path = find_fleet_file(arguments.fleet)
     if path is None:
         return None
-    console.tell(f"hosts of {path}")
+    console.print_stderr(f"hosts of {path}")
     return read_fleet(path)
 
 
-def _plan_alone(job: Job) -> Plan:
+def _plan_without_fleet(job: Job) -> Plan:
     """The plan without a fleet file: hosts that the job does not name are looked up when it is submitted."""
-    return make_plan(job, job.hosts.names or _stand_ins(job), load_plan(job, job.load.hosts.names if job.load else ()))
+    return make_plan(job, job.hosts.names or _placeholder_hosts(job), load_plan(job, job.load.hosts.names if job.load else ()))
 
 
-def plan_on(job: Job, fleet: Inventory) -> Plan:
+def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
     """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of its own word that none matches."""
     known = [Candidate(host.name, host.labels, in_file=True, load_only=host.load_only) for host in fleet.hosts]
     hosts = choose(job, known)
@@ -80,38 +80,38 @@ def cost_text(price: Cost) -> str:
     return f"about {price.amount:.3g} {price.currency}{left_out}"
 
 
-def _stand_ins(job: Job) -> tuple[str, ...]:
+def _placeholder_hosts(job: Job) -> tuple[str, ...]:
     """This host, and as many nameless ones as one server takes besides, for a job that leaves its hosts to the controller."""
-    return (host_name(), *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)))
+    return (local_host_name(), *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)))
 
 
-def _print(plan: Plan, job: Job, console: Console) -> None:
+def _print_plan(plan: Plan, job: Job, console: Console) -> None:
     simulated = f"simulated ×{job.engine.simulation.time_scale:g}" if job.engine.kind.name == "SIMULATED" else job.engine.kind.name.lower()
     gangs = gangs_of(job, plan.hosts)
     places = f"{len(gangs)} × {job.engine.gang.nodes} hosts" if job.engine.gang.nodes > 1 else f"{len(plan.hosts)} hosts"
-    console.lines(
+    console.print_lines(
         [
             f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
             f" = {len(plan.trials)} trials · seed {plan.seed}",
-            f"workloads: {', '.join(map(_workload, job.workloads))}{_whence(plan, job)}",
+            f"workloads: {', '.join(map(_workload_text, job.workloads))}{_load_source_text(plan, job)}",
             "",
         ]
     )
-    console.text(table_text(_variants(plan), console.width, console.colour))
-    console.lines([""])
+    console.print_text(table_text(_variants_table(plan), console.width, console.colour))
+    console.print_lines([""])
     orders: dict[tuple[str, int], list[str]] = {}
     for trial in plan.trials:
         orders.setdefault(("+".join((trial.host, *trial.members)), trial.block), []).append(f"v{trial.variant.index}")
-    console.lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
+    console.print_lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
 
 
-def _workload(workload: Workload) -> str:
+def _workload_text(workload: Workload) -> str:
     """`busy`, or of a search also how many runs a launch may take."""
     search = workload.search
     return f"{workload.name} (at most {search.most_runs} runs a launch)" if search.of else workload.name
 
 
-def _whence(plan: Plan, job: Job) -> str:
+def _load_source_text(plan: Plan, job: Job) -> str:
     """Where the load comes from, when not from the server's own host."""
     if job.load is None:
         return ""
@@ -119,15 +119,15 @@ def _whence(plan: Plan, job: Job) -> str:
     return f" · load from {', '.join(plan.load.hosts) or labels or 'load-only hosts'}"
 
 
-def _prunable(found: Sequence[Twin]) -> list[str]:
+def _prunable_lines(found: Sequence[Twin]) -> list[str]:
     """Variants that --prune would leave out, and why."""
     lines = [f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}" for twin in found]
     return ["", *lines, "--prune leaves them out"] if lines else []
 
 
-def _variants(plan: Plan) -> Table:
+def _variants_table(plan: Plan) -> Table:
     """Each variant with the settings that not all variants share."""
-    settings = [_settings(variant) for variant in plan.variants]
+    settings = [_variant_settings(variant) for variant in plan.variants]
     shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
     rows = tuple(
         (f"v{variant.index}", variant.name, "baseline" if variant.is_baseline else "", str(variant.engine.gpus), " ".join(own))
@@ -137,6 +137,6 @@ def _variants(plan: Plan) -> Table:
     return Table(("", "variant", "role", "GPUs", "what is its own"), rows, frozenset({"GPUs"}))
 
 
-def _settings(variant: Variant) -> list[str]:
+def _variant_settings(variant: Variant) -> list[str]:
     arguments = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in variant.engine.args.items()]
     return arguments + [f"{name}={value}" for name, value in variant.engine.env.items()]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_controller.cli.state_folder import places
+from fleet_controller.cli.state_folder import resolve_state_folder
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.pki.trust_path import trust_folder
 from fleet_protos.errors import ConfigError, ExitCode
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One action, by name."""
-    _check(arguments)
+    _check_options(arguments)
     _ACTIONS[arguments.action](arguments, console)
     return ExitCode.DONE
 
 
-def made_authority(arguments: argparse.Namespace, *, replace: bool = False) -> str:
+def ensure_authority(arguments: argparse.Namespace, *, replace: bool = False) -> str:
     """Make the authority unless there is one; what was done, in one line."""
     from fleet_controller.pki.initialize import establish
 
-    folder = _folder(arguments)
+    folder = _trust_path(arguments)
     if establish(folder, user_name(), replace=replace):
         return f"made the fleet's authority in {folder}: keep a backup of it, and let nobody read it"
     return f"kept the fleet's authority in {folder}"
@@ -39,11 +39,11 @@ def revoke_hosts(arguments: argparse.Namespace, console: Console) -> int:
     """`fleetctl hosts revoke HOST…`."""
     if not arguments.hosts:
         raise ConfigError("hosts revoke needs the name of a host", "fleetctl trust show lists them")
-    authority = _open(arguments)
+    authority = _open_authority(arguments)
     for host in arguments.hosts:
         count = authority.revoke(host, arguments.reason)
-        console.tell(f"host {host}: {_counted(count)} revoked; the controller speaks to it no more, also a running one")
-    console.tell(f"fleetctl deploy {' '.join(arguments.hosts)} would give a new one")
+        console.print_stderr(f"host {host}: {_certificate_count(count)} revoked; the controller speaks to it no more, also a running one")
+    console.print_stderr(f"fleetctl deploy {' '.join(arguments.hosts)} would give a new one")
     return ExitCode.DONE
 
 
@@ -58,14 +58,19 @@ def user_name() -> str:
 
 def _show(arguments: argparse.Namespace, console: Console) -> None:
     from fleet_controller.report.terminal_layout import table_text
-    from fleet_controller.report.trust_output import trust_json, trust_notes, trust_of, trust_table
+    from fleet_controller.report.trust_output import (
+        read_trust_status,
+        trust_json,
+        trust_notes,
+        trust_table,
+    )
 
-    trust = trust_of(_folder(arguments), time.time_ns() // 1_000_000_000)
+    trust = read_trust_status(_trust_path(arguments), time.time_ns() // 1_000_000_000)
     if arguments.json:
-        console.json(trust_json(trust))
+        console.print_json(trust_json(trust))
         return
-    console.text(table_text(trust_table(trust), console.width, console.colour))
-    console.tell(*trust_notes(trust))
+    console.print_text(table_text(trust_table(trust), console.width, console.colour))
+    console.print_stderr(*trust_notes(trust))
 
 
 def _issue(arguments: argparse.Namespace, console: Console) -> None:
@@ -76,37 +81,37 @@ def _issue(arguments: argparse.Namespace, console: Console) -> None:
     name, folder = arguments.names[0], Path(arguments.output)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; nothing was written", "name a folder that does not exist")
-    authority = _open(arguments)
+    authority = _open_authority(arguments)
     issued = authority.issue_user(name)
     content = {
         "user.key": (issued.key_pem, True), "user.crt": (issued.certificate_pem, False), "ca.crt": (authority.authorities_pem(), False),
     }  # fmt: skip
     files.make(folder.absolute(), content)
-    console.lines(f"wrote {folder / file}" for file in content)
-    console.tell(
+    console.print_lines(f"wrote {folder / file}" for file in content)
+    console.print_stderr(
         f"copy {folder} to the machine of {name} by a way that nobody else can read, and remove it here",
         f"there: fleetctl ls --controller HOST:PORT --trust {folder.name}, or BENCHFLEET_TRUST",
     )
 
 
 def _rotate(arguments: argparse.Namespace, console: Console) -> None:
-    authority = _open(arguments)
+    authority = _open_authority(arguments)
     if arguments.authority:
         _rotate_authority(authority, console)
     elif arguments.names:
         for host in arguments.names:
             authority.ask_renewal(host)
-        console.tell(f"next: fleetctl deploy {' '.join(arguments.names)} brings new certificates; a running agent takes its own at once")
+        console.print_stderr(f"next: fleetctl deploy {' '.join(arguments.names)} brings new certificates; a running agent takes its own at once")
     else:
         authority.renew_controller()
         authority.renew_user(user_name())
-        console.tell("the controller and you have new certificates; a running controller takes its own at once")
+        console.print_stderr("the controller and you have new certificates; a running controller takes its own at once")
 
 
 def _rotate_authority(authority: Authority, console: Console) -> None:
     if authority.is_being_replaced and not authority.waiting():
         authority.finish_replacing(user_name())
-        console.tell(
+        console.print_stderr(
             "the authority before is dropped; controller and you have certificates of the new one",
             "next: fleetctl deploy, so that the hosts drop it too; other users need a new `fleetctl trust issue`",
         )
@@ -116,50 +121,50 @@ def _rotate_authority(authority: Authority, console: Console) -> None:
     authority.begin_replacing()
     waiting = authority.waiting()
     todo = f"fleetctl deploy ({len(waiting)} hosts wait for it), then " if waiting else ""
-    console.tell("a new authority issues from now on; both are trusted", f"next: {todo}fleetctl trust rotate --authority again")
+    console.print_stderr("a new authority issues from now on; both are trusted", f"next: {todo}fleetctl trust rotate --authority again")
 
 
 def _revoke(arguments: argparse.Namespace, console: Console) -> None:
-    authority = _open(arguments)
+    authority = _open_authority(arguments)
     if arguments.controller:
-        console.tell(f"the controller: {_counted(authority.revoke_controller(arguments.reason))} revoked, and it has a new one")
-        console.tell("next: fleetctl deploy, so that the hosts refuse the one before")
+        console.print_stderr(f"the controller: {_certificate_count(authority.revoke_controller(arguments.reason))} revoked, and it has a new one")
+        console.print_stderr("next: fleetctl deploy, so that the hosts refuse the one before")
         return
     if not arguments.names:
         raise ConfigError("trust revoke needs the names of users, or --controller", "fleetctl hosts revoke is for hosts")
     for name in arguments.names:
-        console.tell(f"user {name}: {_counted(authority.revoke_user(name, arguments.reason))} revoked, also for a running controller")
+        console.print_stderr(f"user {name}: {_certificate_count(authority.revoke_user(name, arguments.reason))} revoked, also for a running controller")
 
 
 def _init(arguments: argparse.Namespace, console: Console) -> None:
-    console.tell(made_authority(arguments, replace=arguments.force))
+    console.print_stderr(ensure_authority(arguments, replace=arguments.force))
     if arguments.force:
-        console.tell("next: fleetctl deploy for every host; other users need a new `fleetctl trust issue`")
+        console.print_stderr("next: fleetctl deploy for every host; other users need a new `fleetctl trust issue`")
 
 
 _ACTIONS = {"show": _show, "issue": _issue, "rotate": _rotate, "revoke": _revoke, "init": _init}
-_OWN = {"output": ("issue",), "authority": ("rotate",), "controller": ("revoke",), "reason": ("revoke",), "force": ("init",)}
-_NAMED = ("issue", "rotate", "revoke")
+_OPTION_ACTIONS = {"output": ("issue",), "authority": ("rotate",), "controller": ("revoke",), "reason": ("revoke",), "force": ("init",)}
+_ACTIONS_WITH_NAMES = ("issue", "rotate", "revoke")
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for an option that the action does not take: nothing is ignored in silence."""
-    for option, actions in _OWN.items():
+    for option, actions in _OPTION_ACTIONS.items():
         if getattr(arguments, option) and arguments.action not in actions:
             raise ConfigError(f"trust {arguments.action} takes no --{option}", f"it goes with trust {actions[0]}")
-    if arguments.names and (arguments.action not in _NAMED or arguments.authority or arguments.controller):
+    if arguments.names and (arguments.action not in _ACTIONS_WITH_NAMES or arguments.authority or arguments.controller):
         raise ConfigError(f"trust {arguments.action} takes no names here", "leave out the names, or the option")
 
 
-def _folder(arguments: argparse.Namespace) -> Path:
-    return trust_folder(getattr(arguments, "trust", ""), places(arguments.state).state)
+def _trust_path(arguments: argparse.Namespace) -> Path:
+    return trust_folder(getattr(arguments, "trust", ""), resolve_state_folder(arguments.state).path)
 
 
-def _open(arguments: argparse.Namespace) -> Authority:
+def _open_authority(arguments: argparse.Namespace) -> Authority:
     from fleet_controller.pki.authority import Authority
 
-    return Authority.open(_folder(arguments))
+    return Authority.open(_trust_path(arguments))
 
 
-def _counted(count: int) -> str:
+def _certificate_count(count: int) -> str:
     return "1 certificate" if count == 1 else f"{count} certificates"

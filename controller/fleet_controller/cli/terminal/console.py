@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_protos.errors import ConfigError
-from fleet_protos.escape import plain_but_colours
+from fleet_protos.escape import escape_all_but_colours
 
 _STYLES = {
     "FASTER": "1;32", "SLOWER": "1;31", "EQUIVALENT": "36", "INCONCLUSIVE": "33", "error": "1;31", "warning": "33", "info": "36",
@@ -28,14 +28,14 @@ class Console:
     width: int | None
     debug: bool = False
 
-    def lines(self, lines: Iterable[str]) -> None:
+    def print_lines(self, lines: Iterable[str]) -> None:
         """Results, one line each, to standard output."""
-        self.text("".join(f"{line}\n" for line in lines))
+        self.print_text("".join(f"{line}\n" for line in lines))
 
-    def text(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """A result that brings its own line ends."""
         try:
-            sys.stdout.write(plain_but_colours(text) if self.tty else text)  # a pipe gets it as it is
+            sys.stdout.write(escape_all_but_colours(text) if self.tty else text)  # a pipe gets it as it is
             sys.stdout.flush()
         except BrokenPipeError:
             raise
@@ -43,13 +43,13 @@ class Console:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again, and complains, as it ends
             raise ConfigError(f"the result cannot be written: {error.strerror}", "write it to a place that has room") from error
 
-    def json(self, value: Any) -> None:
+    def print_json(self, value: Any) -> None:
         """A result as JSON; numbers that JSON cannot hold raise ValueError."""
-        self.text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        self.print_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def tell(self, *lines: str) -> None:
+    def print_stderr(self, *lines: str) -> None:
         """Progress, hints and errors, to standard error."""
-        sys.stderr.write(plain_but_colours("".join(f"{line}\n" for line in lines)))
+        sys.stderr.write(escape_all_but_colours("".join(f"{line}\n" for line in lines)))
         sys.stderr.flush()
 
     def styled(self, word: str, text: str = "") -> str:
@@ -58,7 +58,7 @@ class Console:
         return f"\033[{style}m{text or word}\033[0m" if self.colour and style else text or word
 
 
-def console(debug: bool = False) -> Console:
+def process_console(debug: bool = False) -> Console:
     """The console of this process; NO_COLOR and TERM=dumb are respected, COLUMNS sets the width of a terminal."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-class HostLines:
+class HostProgress:
     """What happens at each host now. May be told from any thread."""
 
     def __init__(self, hosts: Sequence[str], *, quiet: bool = False) -> None:
@@ -24,7 +24,7 @@ class HostLines:
         self._began = time.monotonic()
         self.live: Live | None = None
 
-    def say(self, host: str, what: str) -> None:
+    def update(self, host: str, what: str) -> None:
         """The newest of one host."""
         with self._lock:
             changed, self._now[host] = self._now.get(host) != what, what
@@ -32,7 +32,7 @@ class HostLines:
                 sys.stderr.write(f"{time.monotonic() - self._began:6.1f} s  {host}: {what}\n")
                 sys.stderr.flush()
 
-    def drawn(self) -> Text:
+    def render(self) -> Text:
         """All hosts, for a terminal."""
         from rich.text import Text
 
@@ -42,14 +42,14 @@ class HostLines:
 
 
 @contextmanager
-def host_lines(hosts: Sequence[str], *, quiet: bool) -> Iterator[HostLines]:
+def host_progress_display(hosts: Sequence[str], *, quiet: bool) -> Iterator[HostProgress]:
     """The display that fits standard error. `quiet`: none at all."""
-    lines = HostLines(hosts, quiet=quiet)
+    progress = HostProgress(hosts, quiet=quiet)
     if quiet or not sys.stderr.isatty():
-        yield lines
+        yield progress
         return
     from rich.console import Console
     from rich.live import Live
 
-    with Live(get_renderable=lines.drawn, console=Console(stderr=True), refresh_per_second=4) as lines.live:
-        yield lines
+    with Live(get_renderable=progress.render, console=Console(stderr=True), refresh_per_second=4) as progress.live:
+        yield progress

@@ -12,22 +12,22 @@ class Interrupts:
     """Counts the signals; `asked` is set by the first, `on_second` is called by the second."""
 
     def __init__(self, on_second: Callable[[], None]) -> None:
-        self.asked = asyncio.Event()
+        self.stop_requested = asyncio.Event()
         self.leaving = False
         self._on_second = on_second
 
-    def _arrived(self) -> None:
-        if self.asked.is_set():
+    def _on_signal(self) -> None:
+        if self.stop_requested.is_set():
             self.leaving = True
             self._on_second()
-        self.asked.set()
+        self.stop_requested.set()
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """While inside, SIGINT and SIGTERM come here instead of ending the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:

@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from fleet_controller.report.job_progress import Progress, display
-from fleet_protos.escape import plain
+from fleet_controller.report.job_progress import JobProgress, progress_lines
+from fleet_protos.escape import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 
-class Display(Protocol):
+class ProgressDisplay(Protocol):
     """Where progress goes."""
 
-    def update(self, progress: Progress, lines: Sequence[str]) -> None:
+    def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
         """Show the new state; `lines` say what changed."""
         ...
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line that stays."""
         ...
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Give the terminal back; may be repeated."""
         ...
 
@@ -35,17 +35,17 @@ class Display(Protocol):
 class PlainDisplay:
     """One line for each change, to standard error."""
 
-    def update(self, progress: Progress, lines: Sequence[str]) -> None:
+    def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
         """See `Display`."""
         for line in lines:
-            self.say(line)
+            self.print_line(line)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """See `Display`."""
-        sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {plain(text)}\n")
+        sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {escape_unprintable(text)}\n")
         sys.stderr.flush()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """See `Display`."""
 
 
@@ -56,40 +56,40 @@ class LiveDisplay:
         from rich.console import Console
         from rich.live import Live
 
-        self._progress = Progress()
+        self._progress = JobProgress()
         self._at = time.monotonic()
-        self.live = Live(get_renderable=self._drawn, console=Console(stderr=True), refresh_per_second=2, transient=True)
+        self.live = Live(get_renderable=self._render, console=Console(stderr=True), refresh_per_second=2, transient=True)
 
-    def update(self, progress: Progress, lines: Sequence[str]) -> None:
+    def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
         """See `Display`."""
         self._progress, self._at = progress, time.monotonic()
         for line in lines:
             if line.endswith((": ok", ": cancelled")) or ": failed (" in line:
-                self.say(line)
+                self.print_line(line)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """See `Display`."""
         from rich.text import Text
 
-        self.live.console.print(Text(plain(text)), soft_wrap=True)
+        self.live.console.print(Text(escape_unprintable(text)), soft_wrap=True)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """See `Display`."""
         self.live.stop()
 
-    def _drawn(self) -> Text:
+    def _render(self) -> Text:
         from rich.text import Text
 
         # Called by Rich's thread: reads one reference to a frozen value.
-        return Text(plain("\n".join(display(self._progress, time.monotonic() - self._at))), overflow="fold")
+        return Text(escape_unprintable("\n".join(progress_lines(self._progress, time.monotonic() - self._at))), overflow="fold")
 
 
 @contextmanager
-def progress_display() -> Iterator[Display]:
+def progress_display() -> Iterator[ProgressDisplay]:
     """The display that fits standard error."""
     if not sys.stderr.isatty():
         yield PlainDisplay()
         return
-    shown = LiveDisplay()
-    with shown.live:
-        yield shown
+    live_display = LiveDisplay()
+    with live_display.live:
+        yield live_display

@@ -5,14 +5,14 @@ import pwd
 import stat
 from typing import Any
 
-NEW = ".benchfleet-new"  # what ends the name of everything unfinished
+UNFINISHED_SUFFIX = ".benchfleet-new"  # what ends the name of everything unfinished
 
 
-class Refused(Exception):
+class InstallRefused(Exception):
     """What stands in the way, for the user to read."""
 
 
-def own(path: str, frame: "dict[str, Any]") -> None:
+def set_owner(path: str, frame: "dict[str, Any]") -> None:
     """Set mode and owner; the owner's name decides, its ids may not be known to whoever asks."""
     if frame.get("owner"):
         user = pwd.getpwnam(frame["owner"])
@@ -20,9 +20,9 @@ def own(path: str, frame: "dict[str, Any]") -> None:
     os.chmod(path, frame["mode"])
 
 
-def switch(path: str, to: str) -> None:
+def switch_link(path: str, to: str) -> None:
     """Let the link `path` point to `to`, at once."""
-    new = path + NEW
+    new = path + UNFINISHED_SUFFIX
     if os.path.lexists(new):
         os.unlink(new)
     os.symlink(to, new)

@@ -9,23 +9,27 @@ import tarfile
 import zipfile
 from typing import BinaryIO
 
-from fleet_controller.deploy.remote.atomic_files import NEW, Refused, remove_empty
+from fleet_controller.deploy.remote.atomic_files import (
+    UNFINISHED_SUFFIX,
+    InstallRefused,
+    remove_empty,
+)
 
 CHUNK = 1 << 20
-SILENCE_S = 300  # a session that is cut off without a word would hold the lock for hours
+SILENCE_TIMEOUT_S = 300  # a session that is cut off without a word would hold the lock for hours
 
 
-def receive(source: BinaryIO, path: str, size: int, sha256: str) -> None:
+def receive_file(source: BinaryIO, path: str, size: int, sha256: str) -> None:
     """`size` bytes into a file. Raises Refused when they are not what the digest says."""
     digest, left = hashlib.sha256(), size
     trouble = None
     with open(path, "wb") as file:
         os.chmod(path, 0o600)
         while left:
-            signal.alarm(SILENCE_S)
+            signal.alarm(SILENCE_TIMEOUT_S)
             chunk = source.read(min(CHUNK, left))
             if not chunk:
-                raise Refused("the connection ended")
+                raise InstallRefused("the connection ended")
             left -= len(chunk)
             digest.update(chunk)
             try:
@@ -36,7 +40,7 @@ def receive(source: BinaryIO, path: str, size: int, sha256: str) -> None:
     if trouble is not None:
         raise trouble
     if digest.hexdigest() != sha256:
-        raise Refused(f"a file of {size} bytes arrived damaged")
+        raise InstallRefused(f"a file of {size} bytes arrived damaged")
 
 
 def unpack_wheel(archive: str, target: str) -> None:
@@ -45,21 +49,21 @@ def unpack_wheel(archive: str, target: str) -> None:
         entries = [entry for entry in wheel.infolist() if not entry.filename.endswith("/")]
         record = next((entry for entry in entries if is_record(entry.filename) and entry.filename.endswith("RECORD")), None)
         if record is None:
-            raise Refused("a wheel without RECORD")
-        listed = recorded(wheel.read(record).decode())
+            raise InstallRefused("a wheel without RECORD")
+        listed = record_names(wheel.read(record).decode())
         for entry in entries:
             name = entry.filename
             if name not in listed and not is_record(name):
-                raise Refused(f"a wheel holds {name}, which its RECORD does not list")
-            place = installed_name(name)
+                raise InstallRefused(f"a wheel holds {name}, which its RECORD does not list")
+            place = path_in_install(name)
             path = os.path.join(target, place)
             if not os.path.normpath(path).startswith(target + "/"):
-                raise Refused(f"a wheel holds {name}, which leads out of it")
+                raise InstallRefused(f"a wheel holds {name}, which leads out of it")
             os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
             with wheel.open(entry) as content, open(path, "wb") as file:
                 shutil.copyfileobj(content, file, CHUNK)
             os.chmod(path, 0o755 if (entry.external_attr >> 16) & 0o111 else 0o644)
-    write_list(target)
+    write_file_list(target)
 
 
 def is_record(name: str) -> bool:
@@ -68,12 +72,12 @@ def is_record(name: str) -> bool:
     return folder.endswith(".dist-info") and file in ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
-def recorded(text: str) -> "set[str]":
+def record_names(text: str) -> "set[str]":
     """The names that a RECORD lists."""
     return {row[0] for row in csv.reader(text.splitlines()) if row}
 
 
-def installed_name(name: str) -> str:
+def path_in_install(name: str) -> str:
     """`x.data/purelib/a.py` belongs at `a.py`; the other folders of `x.data` are of no use to an agent and stay where they are."""
     parts = name.split("/")
     if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in ("purelib", "platlib"):
@@ -86,11 +90,11 @@ def unpack_tar(archive: str, target: str) -> None:
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
             if not stays_inside(member, target):
-                raise Refused(f"the Python holds {member.name}, which leads out of it")
+                raise InstallRefused(f"the Python holds {member.name}, which leads out of it")
             member.uid = member.gid = 0
             member.uname = member.gname = ""
             tar.extract(member, target, set_attrs=not member.issym(), numeric_owner=os.getuid() == 0)
-    write_list(target)
+    write_file_list(target)
 
 
 def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
@@ -101,7 +105,7 @@ def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
     return known and all((place + "/").startswith(target + "/") for place in (path, to))
 
 
-def write_list(target: str) -> None:
+def write_file_list(target: str) -> None:
     """`.files` names all files of a tree, so that what others put there later is known from what was brought."""
     found = set()
     for folder, folders, files in os.walk(target):
@@ -115,7 +119,7 @@ def remove_tree(root: str) -> "list[str]":
     """Remove a tree that was brought; returns what others put there, which stays. An unfinished one was never used, so all of it goes."""
     if not os.path.isdir(root):
         return []
-    if os.path.basename(root).endswith(NEW) or not os.path.isfile(os.path.join(root, ".files")):
+    if os.path.basename(root).endswith(UNFINISHED_SUFFIX) or not os.path.isfile(os.path.join(root, ".files")):
         shutil.rmtree(root)
         return []
     with open(os.path.join(root, ".files")) as file:
@@ -125,13 +129,13 @@ def remove_tree(root: str) -> "list[str]":
         for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
             path = os.path.join(folder, name)
             is_ours = os.path.relpath(path, root) in brought or (name.endswith(".pyc") and folder.endswith("/__pycache__"))
-            if not is_ours or not unlinked(path):
+            if not is_ours or not try_unlink(path):
                 left.append(path)
         remove_empty(folder)
     return left
 
 
-def unlinked(path: str) -> bool:
+def try_unlink(path: str) -> bool:
     """Whether a file is gone afterwards: what another user put into a folder of its own may not be ours to remove."""
     try:
         os.unlink(path)
@@ -140,7 +144,7 @@ def unlinked(path: str) -> bool:
     return True
 
 
-def remove_known(paths: "list[str]") -> None:
+def remove_paths(paths: "list[str]") -> None:
     """Remove what an agent made itself."""
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):

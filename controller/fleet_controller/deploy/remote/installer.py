@@ -19,27 +19,27 @@ import zipfile
 from typing import Any, BinaryIO
 
 from fleet_controller.deploy.remote.atomic_files import (
-    NEW,
-    Refused,
-    own,
+    UNFINISHED_SUFFIX,
+    InstallRefused,
     remove_empty,
-    switch,
+    set_owner,
+    switch_link,
     sync_disk,
     sync_folder,
     write_synced,
 )
 from fleet_controller.deploy.remote.file_trees import (
-    SILENCE_S,
-    receive,
-    remove_known,
+    SILENCE_TIMEOUT_S,
+    receive_file,
+    remove_paths,
     remove_tree,
     unpack_tar,
     unpack_wheel,
-    write_list,
+    write_file_list,
 )
 
-MADE = "made.jsonl"
-MISSING_SPACE = (28, 122)  # ENOSPC, EDQUOT
+MADE_LIST = "made.jsonl"
+NO_SPACE_ERRNOS = (28, 122)  # ENOSPC, EDQUOT
 
 
 class Installation:
@@ -58,10 +58,10 @@ class Installation:
         if not os.path.isdir(self.root) or not os.listdir(self.root):
             self._make_root()
         self._take_lock(float(frame["wait_s"]))
-        if not os.path.isfile(self._path(MADE)):
-            raise Refused(f"{self.root} exists and was not made by a deploy: move it away, or set install.path")
-        self.made = read_list(self._path(MADE))
-        self._note({"kind": "install", "mode": frame["mode"]})
+        if not os.path.isfile(self._path_in_root(MADE_LIST)):
+            raise InstallRefused(f"{self.root} exists and was not made by a deploy: move it away, or set install.path")
+        self.made = read_list(self._path_in_root(MADE_LIST))
+        self._record_made({"kind": "install", "mode": frame["mode"]})
         return {}
 
     def _make_root(self) -> None:
@@ -69,7 +69,7 @@ class Installation:
         top = self.root
         while not os.path.isdir(os.path.dirname(top)):
             top = os.path.dirname(top)
-        new = top + NEW
+        new = top + UNFINISHED_SUFFIX
         shutil.rmtree(new, ignore_errors=True)
         inside = new + self.root[len(top) :]
         os.makedirs(inside, 0o755)
@@ -77,7 +77,7 @@ class Installation:
         while len(path) >= len(top):
             made.append({"kind": "folder", "path": path})
             path = os.path.dirname(path)
-        write_synced(inside + "/" + MADE, "".join(json.dumps(entry) + "\n" for entry in reversed(made)).encode(), 0o644)
+        write_synced(inside + "/" + MADE_LIST, "".join(json.dumps(entry) + "\n" for entry in reversed(made)).encode(), 0o644)
         if os.path.isdir(top):
             os.rmdir(top)
         os.rename(new, top)
@@ -92,20 +92,20 @@ class Installation:
                 return
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise Refused(f"another deploy is at work in {self.root}: wait until it is over") from None
+                    raise InstallRefused(f"another deploy is at work in {self.root}: wait until it is over") from None
                 time.sleep(0.1)
 
     # The list
 
-    def _path(self, name: str) -> str:
+    def _path_in_root(self, name: str) -> str:
         return os.path.join(self.root, name)
 
-    def _note(self, entry: "dict[str, Any]") -> None:
+    def _record_made(self, entry: "dict[str, Any]") -> None:
         """On disk before what it names comes to be."""
         if entry in self.made:
             return
         line = json.dumps(entry) + "\n"
-        with open(self._path(MADE), "rb+") as file:
+        with open(self._path_in_root(MADE_LIST), "rb+") as file:
             content = file.read()
             file.write(line.encode() if content.endswith(b"\n") or not content else b"\n" + line.encode())
             file.flush()
@@ -121,45 +121,45 @@ class Installation:
         """A folder with a mode and an owner. One that was there before is used as it is."""
         path, agents = frame["path"], [os.path.join(frame["path"], name) for name in frame["agents"]]
         if agents and (not any(map(os.path.lexists, agents)) or self._is_ours(path)):
-            self._note({"kind": "state", "paths": agents})
+            self._record_made({"kind": "state", "paths": agents})
         if not os.path.isdir(path):
-            self._note({"kind": "folder", "path": path})
+            self._record_made({"kind": "folder", "path": path})
             os.mkdir(path, 0o700)
         if self._is_ours(path):
-            own(path, frame)
+            set_owner(path, frame)
         return {}
 
     def put(self, frame: "dict[str, Any]", source: BinaryIO) -> "dict[str, Any]":
         """A file with its content; one that deploy did not make is left, and told."""
         path, content = frame["path"], source.read(frame["size"])
         if len(content) != frame["size"] or hashlib.sha256(content).hexdigest() != frame["sha256"]:
-            raise Refused(f"{path} arrived damaged")
+            raise InstallRefused(f"{path} arrived damaged")
         if os.path.lexists(path) and not self._is_ours(path):
-            raise Refused(f"{path} exists and was not made by a deploy: move it away")
-        self._note({"kind": "file", "path": path})
-        new = path + NEW
+            raise InstallRefused(f"{path} exists and was not made by a deploy: move it away")
+        self._record_made({"kind": "file", "path": path})
+        new = path + UNFINISHED_SUFFIX
         write_synced(new, content, 0o600)
-        own(new, frame)
+        set_owner(new, frame)
         os.rename(new, path)
         sync_folder(os.path.dirname(path))
         return {}
 
     def wheel(self, frame: "dict[str, Any]", source: BinaryIO) -> "dict[str, Any]":
         """A wheel, checked by its digest and unpacked under its own name."""
-        return self._unpacked("wheels", frame, source, unpack_wheel)
+        return self._unpack("wheels", frame, source, unpack_wheel)
 
     def python(self, frame: "dict[str, Any]", source: BinaryIO) -> "dict[str, Any]":
         """A relocatable Python as a tar file, checked by its digest."""
-        return self._unpacked("pythons", frame, source, unpack_tar)
+        return self._unpack("pythons", frame, source, unpack_tar)
 
-    def _unpacked(self, folder: str, frame: "dict[str, Any]", source: BinaryIO, unpack: Any) -> "dict[str, Any]":
-        target = self._path(os.path.join(folder, frame["name"]))
-        archive, new = self._path(".incoming" + NEW), os.path.join(os.path.dirname(target), "." + frame["name"] + NEW)
+    def _unpack(self, folder: str, frame: "dict[str, Any]", source: BinaryIO, unpack: Any) -> "dict[str, Any]":
+        target = self._path_in_root(os.path.join(folder, frame["name"]))
+        archive, new = self._path_in_root(".incoming" + UNFINISHED_SUFFIX), os.path.join(os.path.dirname(target), "." + frame["name"] + UNFINISHED_SUFFIX)
         shutil.rmtree(new, ignore_errors=True)
         try:
-            receive(source, archive, frame["size"], frame["sha256"])
+            receive_file(source, archive, frame["size"], frame["sha256"])
             if not os.path.isdir(target):
-                self._note({"kind": "tree", "path": target})
+                self._record_made({"kind": "tree", "path": target})
                 os.mkdir(new, 0o755)
                 unpack(archive, new)
                 sync_disk(new)
@@ -175,11 +175,11 @@ class Installation:
 
     def version(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """A version: small files and links that put wheels and an interpreter together."""
-        target = self._path(os.path.join("versions", frame["name"]))
-        new = self._path(os.path.join("versions", "." + frame["name"] + NEW))
+        target = self._path_in_root(os.path.join("versions", frame["name"]))
+        new = self._path_in_root(os.path.join("versions", "." + frame["name"] + UNFINISHED_SUFFIX))
         if os.path.isdir(target):
             return {}
-        self._note({"kind": "tree", "path": target})
+        self._record_made({"kind": "tree", "path": target})
         shutil.rmtree(new, ignore_errors=True)
         for name, content, mode in frame["files"]:
             path = os.path.join(new, name)
@@ -188,7 +188,7 @@ class Installation:
         for name, to in frame["links"]:
             os.makedirs(os.path.dirname(os.path.join(new, name)), 0o755, exist_ok=True)
             os.symlink(to, os.path.join(new, name))
-        write_list(new)
+        write_file_list(new)
         sync_disk(new)
         os.rename(new, target)
         sync_folder(os.path.dirname(target))
@@ -197,25 +197,25 @@ class Installation:
     def link(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """A symbolic link, switched at once."""
         path = frame["path"]
-        self._note({"kind": "file", "path": path})
-        switch(path, frame["to"])
+        self._record_made({"kind": "file", "path": path})
+        switch_link(path, frame["to"])
         return {}
 
     def run(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """A program. What it makes is undone by `undo`, which goes on the list first."""
         if frame.get("undo"):
-            self._note({"kind": "undo", "argv": frame["undo"]})
-        code, out, error = call(frame["argv"], frame["timeout_s"])
-        if frame.get("restarts") and os.path.isdir(self._path("rollback")):
-            write_synced(self._path("rollback/restarted"), b"", 0o600)
+            self._record_made({"kind": "undo", "argv": frame["undo"]})
+        code, out, error = run_program(frame["argv"], frame["timeout_s"])
+        if frame.get("restarts") and os.path.isdir(self._path_in_root("rollback")):
+            write_synced(self._path_in_root("rollback/restarted"), b"", 0o600)
         return {"code": code, "out": out, "error": error}
 
     # Going back
 
     def remember(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """Keep the files and the link that a switch replaces. What an interrupted switch had kept is older, and stays."""
-        folder = self._path("rollback")
-        self._note({"kind": "tree", "path": folder})
+        folder = self._path_in_root("rollback")
+        self._record_made({"kind": "tree", "path": folder})
         if os.path.isfile(os.path.join(folder, "remembered.json")):
             return {}
         shutil.rmtree(folder, ignore_errors=True)
@@ -227,54 +227,54 @@ class Installation:
                 with open(path, "rb") as file:
                     write_synced(os.path.join(folder, str(number)), file.read(), 0o600)
                 kept.append([path, number, about.st_mode & 0o7777, about.st_uid, about.st_gid])
-        told = {"current": read_link(self._path("current")), "previous": read_link(self._path("previous")), "files": kept}
-        write_synced(os.path.join(folder, "remembered.json"), json.dumps(told).encode(), 0o600)
+        state = {"current": read_link(self._path_in_root("current")), "previous": read_link(self._path_in_root("previous")), "files": kept}
+        write_synced(os.path.join(folder, "remembered.json"), json.dumps(state).encode(), 0o600)
         sync_folder(folder)
         return {}
 
     def restore(self, _: "dict[str, Any]", __: BinaryIO) -> "dict[str, Any]":
         """Put back what `remember` kept; `current` is empty when there was no version before."""
-        folder = self._path("rollback")
+        folder = self._path_in_root("rollback")
         with open(os.path.join(folder, "remembered.json")) as file:
-            told = json.load(file)
-        for path, number, mode, uid, gid in told["files"]:
+            state = json.load(file)
+        for path, number, mode, uid, gid in state["files"]:
             with open(os.path.join(folder, str(number)), "rb") as file:
-                write_synced(path + NEW, file.read(), mode)
-            os.chown(path + NEW, uid, gid)
-            os.rename(path + NEW, path)
+                write_synced(path + UNFINISHED_SUFFIX, file.read(), mode)
+            os.chown(path + UNFINISHED_SUFFIX, uid, gid)
+            os.rename(path + UNFINISHED_SUFFIX, path)
         for name in ("current", "previous"):
-            if told[name]:
-                switch(self._path(name), told[name])
-            elif os.path.islink(self._path(name)):
-                os.unlink(self._path(name))
+            if state[name]:
+                switch_link(self._path_in_root(name), state[name])
+            elif os.path.islink(self._path_in_root(name)):
+                os.unlink(self._path_in_root(name))
         remove_tree(folder)
-        return {"current": told["current"]}
+        return {"current": state["current"]}
 
     def forget(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """The switch is good: drop what was kept for going back, and all versions and wheels but the named ones."""
-        left = remove_tree(self._path("rollback"))
-        frame["keep"] += self._of_previous()
+        left = remove_tree(self._path_in_root("rollback"))
+        frame["keep"] += self._names_of_previous()
         for folder in ("versions", "wheels", "pythons"):
-            for name in os.listdir(self._path(folder)) if os.path.isdir(self._path(folder)) else []:
+            for name in os.listdir(self._path_in_root(folder)) if os.path.isdir(self._path_in_root(folder)) else []:
                 if name not in frame["keep"]:
-                    left += remove_tree(self._path(os.path.join(folder, name)))
-        self._rewrite([entry for entry in self.made if entry["kind"] != "tree" or os.path.isdir(entry["path"])])
+                    left += remove_tree(self._path_in_root(os.path.join(folder, name)))
+        self._rewrite_made([entry for entry in self.made if entry["kind"] != "tree" or os.path.isdir(entry["path"])])
         return {"left": left[:20]}
 
-    def _of_previous(self) -> "list[str]":
+    def _names_of_previous(self) -> "list[str]":
         """The version before and what it is made of."""
-        previous = os.path.basename(read_link(self._path("previous")))
-        folder = self._path(os.path.join("versions", previous))
-        used = [previous, read_link(os.path.join(folder, "bin/python3")).replace(self._path("pythons/"), "").split("/")[0]]
+        previous = os.path.basename(read_link(self._path_in_root("previous")))
+        folder = self._path_in_root(os.path.join("versions", previous))
+        used = [previous, read_link(os.path.join(folder, "bin/python3")).replace(self._path_in_root("pythons/"), "").split("/")[0]]
         for path in glob.glob(os.path.join(folder, "lib/*/site-packages/benchfleet.pth")) if previous else []:
             with open(path) as file:
                 used += [os.path.basename(line.strip()) for line in file]
         return used
 
-    def _rewrite(self, made: "list[dict[str, Any]]") -> None:
+    def _rewrite_made(self, made: "list[dict[str, Any]]") -> None:
         if made != self.made:
-            write_synced(self._path(MADE) + NEW, "".join(json.dumps(entry) + "\n" for entry in made).encode(), 0o644)
-            os.rename(self._path(MADE) + NEW, self._path(MADE))
+            write_synced(self._path_in_root(MADE_LIST) + UNFINISHED_SUFFIX, "".join(json.dumps(entry) + "\n" for entry in made).encode(), 0o644)
+            os.rename(self._path_in_root(MADE_LIST) + UNFINISHED_SUFFIX, self._path_in_root(MADE_LIST))
             sync_folder(self.root)
             self.made = made
 
@@ -286,15 +286,15 @@ class Installation:
         troubles: list[str] = []
         for entry in reversed(self.made):
             if entry["kind"] == "undo":
-                troubles += undo(entry["argv"])
+                troubles += run_undo(entry["argv"])
             elif entry["kind"] == "file":
                 remove_file(entry["path"])
             elif entry["kind"] == "tree":
                 left += remove_tree(entry["path"])
             elif entry["kind"] == "state":
-                remove_known(entry["paths"])
+                remove_paths(entry["paths"])
         for name in frame["logs"]:
-            remove_file(self._path(name))
+            remove_file(self._path_in_root(name))
         left += self._remove_folders()
         innermost = [path for path in left if not any(other.startswith(path + "/") for other in left)]
         return {"left": innermost[:20], "troubles": troubles}
@@ -303,10 +303,10 @@ class Installation:
         """The folders that are empty now; what is in the others, which stays."""
         folders = [entry["path"] for entry in self.made if entry["kind"] == "folder"]
         inside = [path for path in folders if path.startswith(self.root + "/")]
-        left = not_removed(inside)
-        for name in (MADE + NEW, ".incoming" + NEW, MADE):
-            remove_file(self._path(name))
-        return left + not_removed([path for path in folders if path not in inside])
+        left = remove_empty_folders(inside)
+        for name in (MADE_LIST + UNFINISHED_SUFFIX, ".incoming" + UNFINISHED_SUFFIX, MADE_LIST):
+            remove_file(self._path_in_root(name))
+        return left + remove_empty_folders([path for path in folders if path not in inside])
 
 
 def read_link(path: str) -> str:
@@ -329,7 +329,7 @@ def read_list(path: str) -> "list[dict[str, Any]]":
     return made
 
 
-def call(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
+def run_program(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
     """(exit code, output, errors) of a program in a session of its own; 124 when it took too long, 127 when there is none."""
     environment = dict(os.environ, LC_ALL="C.UTF-8")
     environment.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")  # systemctl --user asks there; where there is no PAM to set it
@@ -348,7 +348,7 @@ def call(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
     return process.returncode, out.decode(errors="replace")[-65536:], errors.decode(errors="replace")[-65536:]
 
 
-def not_removed(folders: "list[str]") -> "list[str]":
+def remove_empty_folders(folders: "list[str]") -> "list[str]":
     """Remove what is empty of these, the innermost first; the contents of what is not."""
     left = []
     for path in sorted(folders, key=len, reverse=True):
@@ -357,28 +357,28 @@ def not_removed(folders: "list[str]") -> "list[str]":
     return left
 
 
-def undo(argv: "list[str]") -> "list[str]":
+def run_undo(argv: "list[str]") -> "list[str]":
     """Take back what a program made; what it says when it cannot."""
-    code, _, error = call(argv, 60.0)
+    code, _, error = run_program(argv, 60.0)
     return [f"{' '.join(argv)}: {error.strip()[-200:]}"] if code != 0 else []
 
 
 def remove_file(path: str) -> None:
     """Remove a file, and what an interrupted write of it left."""
-    for name in (path, path + NEW):
+    for name in (path, path + UNFINISHED_SUFFIX):
         if os.path.lexists(name):
             os.unlink(name)
 
 
-def answer(installation: Installation, frame: "dict[str, Any]", source: BinaryIO) -> "dict[str, Any]":
+def handle_frame(installation: Installation, frame: "dict[str, Any]", source: BinaryIO) -> "dict[str, Any]":
     """What came of one frame; nothing that goes wrong ends the session."""
     try:
-        told: dict[str, Any] = getattr(installation, frame["op"])(frame, source)
-        return dict(told, ok=True)
-    except Refused as error:
+        result: dict[str, Any] = getattr(installation, frame["op"])(frame, source)
+        return dict(result, ok=True)
+    except InstallRefused as error:
         return {"ok": False, "error": str(error), "kind": "refused"}
     except OSError as error:
-        kind = "full" if error.errno in MISSING_SPACE else "os"
+        kind = "full" if error.errno in NO_SPACE_ERRNOS else "os"
         where = error.filename or frame.get("path") or installation.root
         return {"ok": False, "error": f"{where}: {error.strerror}", "kind": kind}
     except (KeyError, ValueError, zipfile.BadZipFile, tarfile.TarError) as error:
@@ -392,13 +392,13 @@ def main() -> None:
     source, target = sys.stdin.buffer, sys.stdout.buffer
     installation = Installation("")
     while True:
-        signal.alarm(SILENCE_S)
+        signal.alarm(SILENCE_TIMEOUT_S)
         line = source.readline()
         if not line.endswith(b"\n"):
             return
         frame = json.loads(line.decode())
         signal.alarm(0)
-        target.write(json.dumps(answer(installation, frame, source)).encode() + b"\n")
+        target.write(json.dumps(handle_frame(installation, frame, source)).encode() + b"\n")
         target.flush()
 
 

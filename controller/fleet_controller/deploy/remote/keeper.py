@@ -21,13 +21,13 @@ LOG_BYTES = 8 << 20
 def main() -> int:
     """0: done or running, 1: not running, 2: wrong use."""
     if len(sys.argv) != 3 or sys.argv[1] not in ("start", "stop", "status", "steady"):
-        say(__doc__ or "")
+        log_line(__doc__ or "")
         return 2
     action, root = sys.argv[1], os.path.abspath(sys.argv[2])
     if action == "status":
-        return 0 if running(root) else 1
+        return 0 if keeper_pid(root) else 1
     if action == "steady":  # and the agent has not ended since it was started
-        return 0 if running(root) and not recorded(root).get("ended") else 1
+        return 0 if keeper_pid(root) and not read_state(root).get("ended") else 1
     if action == "stop":
         return stop(root)
     return start(root)
@@ -35,7 +35,7 @@ def main() -> int:
 
 def start(root: str) -> int:
     """Start a keeper unless one runs; returns once it is on record."""
-    if running(root):
+    if keeper_pid(root):
         return 0
     reader, writer = os.pipe()
     child = os.fork()
@@ -52,58 +52,58 @@ def start(root: str) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, log), (2, log)):
         os.dup2(source, target)
-    record(root, agent_left(root), 0)
+    write_state(root, surviving_agent(root), 0)
     os.write(writer, b"1")
     os.close(writer)
-    keep(root)
+    supervise(root)
     os._exit(0)
 
 
-def keep(root: str) -> None:
+def supervise(root: str) -> None:
     """Run the agent until it ends well or we are told to end."""
-    told: list[int] = []
-    pid, ended = agent_left(root), 0
+    stop_signals: list[int] = []
+    pid, ended = surviving_agent(root), 0
 
     def end(number: int, _frame: Any) -> None:
-        told.append(number)
+        stop_signals.append(number)
         if pid:
             os.kill(pid, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     pause_s = FIRST_PAUSE_S
-    while not told:
+    while not stop_signals:
         began = time.monotonic()
-        code = outlast(pid) if pid else 1
+        code = wait_for_exit(pid) if pid else 1
         if not pid:
             process = launch(root)
             pid = process.pid if process else 0
-            record(root, pid, ended)
-            if told and process:
+            write_state(root, pid, ended)
+            if stop_signals and process:
                 process.terminate()
             code = process.wait() if process else 1
         pid, ended = 0, ended + 1
-        record(root, 0, ended)
-        say(f"the agent ended with {code}")
-        if told or code == 0:
+        write_state(root, 0, ended)
+        log_line(f"the agent ended with {code}")
+        if stop_signals or code == 0:
             break
         pause_s = FIRST_PAUSE_S if time.monotonic() - began > GOOD_AFTER_S else min(pause_s * 2, LAST_PAUSE_S)
-        say(f"starting it again in {pause_s:g} s")
-        wait(pause_s, told)
+        log_line(f"starting it again in {pause_s:g} s")
+        pause_until_signal(pause_s, stop_signals)
     os.unlink(os.path.join(root, "keeper.json"))
 
 
-def agent_left(root: str) -> int:
+def surviving_agent(root: str) -> int:
     """The agent of a keeper that was killed: it works on, and is kept by this one."""
-    told = recorded(root)
-    pid = int(told.get("agent", 0))
-    return pid if pid and told.get("boot") == boot() and told.get("agent_ticks") == ticks(pid) != 0 else 0
+    state = read_state(root)
+    pid = int(state.get("agent", 0))
+    return pid if pid and state.get("boot") == boot_id() and state.get("agent_ticks") == start_ticks(pid) != 0 else 0
 
 
-def outlast(pid: int) -> int:
+def wait_for_exit(pid: int) -> int:
     """Wait for a process that is no child of ours; its exit code is not ours to know."""
-    began = ticks(pid)
-    while ticks(pid) == began != 0:
+    began = start_ticks(pid)
+    while start_ticks(pid) == began != 0:
         time.sleep(0.5)
     return 1
 
@@ -118,61 +118,61 @@ def launch(root: str) -> "subprocess.Popen[bytes] | None":
     try:
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     except OSError as error:
-        say(f"{argv[0]}: {error.strerror}")
+        log_line(f"{argv[0]}: {error.strerror}")
         return None
     finally:
         os.close(log)
 
 
-def wait(pause_s: float, told: "list[int]") -> None:
+def pause_until_signal(pause_s: float, stop_signals: "list[int]") -> None:
     """A pause that a signal ends."""
     until = time.monotonic() + pause_s
-    while not told and time.monotonic() < until:
+    while not stop_signals and time.monotonic() < until:
         time.sleep(0.1)
 
 
 def stop(root: str) -> int:
     """End the keeper and its agent; 1 when they do not end in time."""
-    pid = running(root)
+    pid = keeper_pid(root)
     if not pid:
         return 0
     os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + STOP_S
-    while running(root):
+    while keeper_pid(root):
         if time.monotonic() > until:
-            say(f"process {pid} does not end")
+            log_line(f"process {pid} does not end")
             return 1
         time.sleep(0.05)
     return 0
 
 
-def record(root: str, agent: int, ended: int) -> None:
+def write_state(root: str, agent: int, ended: int) -> None:
     """Who keeps whom: read by `running` and `agent_left`."""
     path = os.path.join(root, "keeper.json")
-    told = {"pid": os.getpid(), "ticks": ticks(os.getpid()), "boot": boot(), "agent": agent, "agent_ticks": ticks(agent), "ended": ended}
+    state = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id(), "agent": agent, "agent_ticks": start_ticks(agent), "ended": ended}
     with open(path + ".new", "w") as file:
-        json.dump(told, file)
+        json.dump(state, file)
     os.rename(path + ".new", path)
 
 
-def recorded(root: str) -> "dict[str, Any]":
+def read_state(root: str) -> "dict[str, Any]":
     """What the newest keeper wrote down; empty when there is none."""
     try:
         with open(os.path.join(root, "keeper.json")) as file:
-            told: dict[str, Any] = json.load(file)
-            return told
+            state: dict[str, Any] = json.load(file)
+            return state
     except (OSError, ValueError):
         return {}
 
 
-def running(root: str) -> int:
+def keeper_pid(root: str) -> int:
     """The keeper's process id, 0 when none runs."""
-    told = recorded(root)
-    pid = int(told.get("pid", 0))
-    return pid if pid and told.get("boot") == boot() and told.get("ticks") == ticks(pid) != 0 else 0
+    state = read_state(root)
+    pid = int(state.get("pid", 0))
+    return pid if pid and state.get("boot") == boot_id() and state.get("ticks") == start_ticks(pid) != 0 else 0
 
 
-def ticks(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """When a process began, in clock ticks since boot; 0 when it is gone or only its exit code is left."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -182,13 +182,13 @@ def ticks(pid: int) -> int:
     return 0 if fields[0] == "Z" else int(fields[19])
 
 
-def boot() -> str:
+def boot_id() -> str:
     """Of which boot the process ids are."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """To the keeper's log, with the time."""
     sys.stdout.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
     sys.stdout.flush()

@@ -19,7 +19,7 @@ from typing import Any
 STARTER = (
     "import json,sys;a=json.loads(sys.stdin.readline());exec(compile(a['source'],'probe','exec'),{'__name__':'probe','ASKED':a})"
 )
-LARGEST_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 PYTHONS = ["python3", "/usr/bin/python3", "/usr/local/bin/python3"] + [f"python3.{minor}" for minor in (13, 12, 11, 14)]
 ASK_PYTHON = (
     "import json,sys,sysconfig;print(json.dumps([list(sys.version_info[:3]),sys.implementation.name,"
@@ -27,17 +27,17 @@ ASK_PYTHON = (
 )
 
 
-def main(asked: "dict[str, Any]") -> None:
+def main(request: "dict[str, Any]") -> None:
     """Write the facts to standard output, as one JSON object."""
-    if asked.get("only_installed"):
-        sys.stdout.write(json.dumps(installed(asked["roots"])))
+    if request.get("only_installed"):
+        sys.stdout.write(json.dumps(describe_installs(request["roots"])))
         return
-    about = host(asked)
-    about["users"] = {name: user(name) for name in asked["users"]}
-    about["installed"] = installed(asked["roots"])
+    about = describe_host(request)
+    about["users"] = {name: describe_user(name) for name in request["users"]}
+    about["installed"] = describe_installs(request["roots"])
     about["sudo"] = False
-    if about["uid"] != 0 and asked["sudo"]:
-        as_root = privileged(asked)
+    if about["uid"] != 0 and request["sudo"]:
+        as_root = probe_as_root(request)
         about["sudo"] = as_root is not None
         about["installed"] = as_root if as_root is not None else about["installed"]
     sys.stdout.write(json.dumps(about))
@@ -58,19 +58,19 @@ def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[in
     return process.returncode, output.decode(errors="replace").strip()
 
 
-def read(path: str) -> str:
+def read_or_empty(path: str) -> str:
     """The text of a small file, empty when it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.read(LARGEST_BYTES).decode(errors="replace")
+            return file.read(MAX_FILE_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
 
-def privileged(asked: "dict[str, Any]") -> "list[dict[str, Any]] | None":
+def probe_as_root(request: "dict[str, Any]") -> "list[dict[str, Any]] | None":
     """What root sees of our folders, None without a sudo that asks for no password."""
-    roots = [[os.path.expanduser(path) for path in pair] for pair in asked["roots"]]
-    question = json.dumps({"only_installed": True, "roots": roots, "source": asked["source"]})
+    roots = [[os.path.expanduser(path) for path in pair] for pair in request["roots"]]
+    question = json.dumps({"only_installed": True, "roots": roots, "source": request["source"]})
     code, output = run(["sudo", "-n", "--", sys.executable, "-I", "-c", STARTER], 10.0, question + "\n")
     try:
         seen: list[dict[str, Any]] = json.loads(output)
@@ -79,7 +79,7 @@ def privileged(asked: "dict[str, Any]") -> "list[dict[str, Any]] | None":
     return seen if code == 0 else None
 
 
-def host(asked: "dict[str, Any]") -> "dict[str, Any]":
+def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
     """What the machine is, and who we are on it."""
     uid = os.getuid()
     me = pwd.getpwuid(uid)
@@ -88,11 +88,11 @@ def host(asked: "dict[str, Any]") -> "dict[str, Any]":
         "uid": uid,
         "user": me.pw_name,
         "home": me.pw_dir,
-        "system": dict(re.findall(r'^(ID|VERSION_ID|PRETTY_NAME)="?([^"\n]*)', read("/etc/os-release"), re.M)),
+        "system": dict(re.findall(r'^(ID|VERSION_ID|PRETTY_NAME)="?([^"\n]*)', read_or_empty("/etc/os-release"), re.M)),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "libc": libc(),
-        "pythons": pythons(os.path.expanduser(asked["python"])),
+        "pythons": find_pythons(os.path.expanduser(request["python"])),
         "systemd": os.path.isdir("/run/systemd/system"),
         "user_systemd": os.path.exists(runtime + "/systemd/private"),
         "linger": os.path.exists("/var/lib/systemd/linger/" + me.pw_name),
@@ -101,7 +101,7 @@ def host(asked: "dict[str, Any]") -> "dict[str, Any]":
     }
 
 
-def user(name: str) -> "list[Any] | None":
+def describe_user(name: str) -> "list[Any] | None":
     """[user id, group id, home] of a user, None when there is none of that name."""
     try:
         entry = pwd.getpwnam(name)
@@ -118,21 +118,21 @@ def libc() -> str:
         return ""
 
 
-def pythons(named: str) -> "list[dict[str, Any]]":
+def find_pythons(named: str) -> "list[dict[str, Any]]":
     """Each interpreter in PATH, the default one first; the one that was named before all."""
     found: dict[str, dict[str, Any]] = {}
     for name in [named] * bool(named) + PYTHONS:
         path = shutil.which(name)
         if not path or os.path.realpath(path) in found:
             continue
-        about = python(path)
+        about = describe_python(path)
         if about:
             about["named"] = name
             found[os.path.realpath(path)] = about
     return list(found.values())
 
 
-def python(path: str) -> "dict[str, Any] | None":
+def describe_python(path: str) -> "dict[str, Any] | None":
     """One interpreter: `usable` when the agent can run on its kind; of which version, the plan decides."""
     code, output = run([path, "-I", "-c", ASK_PYTHON])
     if code != 0:
@@ -142,22 +142,22 @@ def python(path: str) -> "dict[str, Any] | None":
     return {"path": os.path.realpath(executable), "version": version, "usable": usable}
 
 
-def installed(roots: "list[list[str]]") -> "list[dict[str, Any]]":
+def describe_installs(roots: "list[list[str]]") -> "list[dict[str, Any]]":
     """What lies at each root, and how much room is there."""
     found = []
     for root, state in roots:
         root, state = os.path.expanduser(root), os.path.expanduser(state)
         about = {"root": root, "exists": os.path.isdir(root) and bool(os.listdir(root)), "mode": ""}
-        about["free_bytes"], about["state_free_bytes"] = free(root), free(state)
-        about.update(contents(root))
+        about["free_bytes"], about["state_free_bytes"] = free_bytes(root), free_bytes(state)
+        about.update(describe_made(root))
         found.append(about)
     return found
 
 
-def contents(root: str) -> "dict[str, Any]":
+def describe_made(root: str) -> "dict[str, Any]":
     """What deploy has put there, by its own list; nothing without one."""
     made = []
-    for line in read(root + "/made.jsonl").splitlines():
+    for line in read_or_empty(root + "/made.jsonl").splitlines():
         try:
             made.append(json.loads(line))
         except ValueError:  # torn by a power cut: what it names was not made
@@ -168,17 +168,17 @@ def contents(root: str) -> "dict[str, Any]":
     mode = next((entry["mode"] for entry in reversed(made) if entry["kind"] == "install"), "")
     return {
         "mode": mode,
-        "current": link(root + "/current"),
-        "previous": link(root + "/previous"),
-        "versions": names(root + "/versions"),
-        "wheels": names(root + "/wheels"),
-        "pythons": names(root + "/pythons"),
+        "current": link_target(root + "/current"),
+        "previous": link_target(root + "/previous"),
+        "versions": list_names(root + "/versions"),
+        "wheels": list_names(root + "/wheels"),
+        "pythons": list_names(root + "/pythons"),
         "files": {path: told for path, told in files.items() if told},
         "folders": [entry["path"] for entry in made if entry["kind"] == "folder" and os.path.isdir(entry["path"])],
         "remembered": os.path.isfile(root + "/rollback/remembered.json"),
         "restarted": os.path.isfile(root + "/rollback/restarted"),
-        "certificate": next((read(path) for path in files if path.endswith("/agent.crt")), ""),
-        "active": active(root, mode),
+        "certificate": next((read_or_empty(path) for path in files if path.endswith("/agent.crt")), ""),
+        "active": is_active(root, mode),
     }
 
 
@@ -187,12 +187,12 @@ def digest(path: str) -> "list[Any] | None":
     try:
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
-            return [hashlib.sha256(file.read(LARGEST_BYTES)).hexdigest(), about.st_mode & 0o7777, about.st_uid]
+            return [hashlib.sha256(file.read(MAX_FILE_BYTES)).hexdigest(), about.st_mode & 0o7777, about.st_uid]
     except OSError:
         return None
 
 
-def active(root: str, mode: str) -> bool:
+def is_active(root: str, mode: str) -> bool:
     """Whether the service runs, as whoever supervises it says."""
     if mode == "daemon":
         return run([sys.executable, "-I", root + "/keeper.py", "status", root])[0] == 0
@@ -200,7 +200,7 @@ def active(root: str, mode: str) -> bool:
     return run(["systemctl"] + ["--user"] * (mode == "user") + ["is-active", "benchfleet-agent.service"])[1] == "active"
 
 
-def link(path: str) -> str:
+def link_target(path: str) -> str:
     """The last part of where a link points, empty without one."""
     try:
         return os.path.basename(os.readlink(path))
@@ -208,7 +208,7 @@ def link(path: str) -> str:
         return ""
 
 
-def names(folder: str) -> "list[str]":
+def list_names(folder: str) -> "list[str]":
     """What is in a folder; names with a dot in front are unfinished."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -216,7 +216,7 @@ def names(folder: str) -> "list[str]":
         return []
 
 
-def free(path: str) -> int:
+def free_bytes(path: str) -> int:
     """Bytes free where `path` is or would be."""
     while not os.path.isdir(path) and len(path) > 1:
         path = os.path.dirname(path)

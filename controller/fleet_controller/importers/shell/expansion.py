@@ -15,7 +15,7 @@ from fleet_controller.importers.shell.lexer import (
     Word,
     tokens_of,
 )
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _PARAMETER = re.compile(r"([!#])?([A-Za-z_]\w*|\d+|[@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -25,7 +25,7 @@ _MOST_NESTED = 20  # `${A:-${B:-…}}`
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class SourceText:
     """A word as the command would get it. Names in `unknown` stand in `text` as `$NAME`; `unevaluated` says what was not worked out.
 
     `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or several. `is_quoted`: it brings its own
@@ -46,77 +46,77 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class ShellVariable:
     """One variable: its value, or the items of an array; where it was set, and whether commands get it."""
 
-    value: Argument
-    items: tuple[Argument, ...] | None = None
+    value: SourceText
+    items: tuple[SourceText, ...] | None = None
     exported: bool = False
     conditional: bool = False  # set inside a block
 
 
 @dataclass(slots=True)
-class Variables:
+class ShellVariables:
     """All variables at one moment of the script."""
 
-    notes: Notes
-    known: dict[str, Variable] = field(default_factory=dict)
-    positional: tuple[Argument, ...] | None = None  # inside a function that was called
-    defaults_told: set[str] = field(default_factory=set)
+    notes: FindingCollector
+    known: dict[str, ShellVariable] = field(default_factory=dict)
+    positional: tuple[SourceText, ...] | None = None  # inside a function that was called
+    reported_defaults: set[str] = field(default_factory=set)
 
-    def expand(self, word: Word) -> list[Argument]:
+    def expand(self, word: Word) -> list[SourceText]:
         """The arguments that one word becomes: none, one or several."""
         if word.items is not None:
             return [self.join(word)]
-        made: list[Argument] = []
-        open_field: Argument | None = None
+        made: list[SourceText] = []
+        open_field: SourceText | None = None
         for piece in word.pieces:
             parts = self._parts(piece, word.line)
             open_field = _append(made, open_field, parts, piece.quoted)
         made.extend([] if open_field is None else [open_field])
         return made[:_MOST_FIELDS]
 
-    def join(self, word: Word) -> Argument:
+    def join(self, word: Word) -> SourceText:
         """The word as one argument, as in an assignment, where nothing is split."""
         parts = [_joined(self._parts(piece, word.line), word.line) for piece in word.pieces]
         return _joined(parts, word.line, "")
 
-    def expand_all(self, words: Iterable[Word]) -> list[Argument]:
+    def expand_all(self, words: Iterable[Word]) -> list[SourceText]:
         """The arguments of several words."""
-        made: list[Argument] = []
+        made: list[SourceText] = []
         for word in words:
             made.extend(self.expand(word))
             if len(made) > _MOST_FIELDS:
                 break
         return made[:_MOST_FIELDS]
 
-    def _parts(self, piece: Piece, line: int) -> list[Argument]:
+    def _parts(self, piece: Piece, line: int) -> list[SourceText]:
         if piece.kind == TEXT:
-            return [Argument(piece.content, line)]
+            return [SourceText(piece.content, line)]
         if piece.kind == VARIABLE:
             return self._variable(piece, line)
         kind = "shell arithmetic" if piece.kind == ARITHMETIC else "command substitution"
         text = f"$(({piece.content}))" if piece.kind == ARITHMETIC else f"$({piece.content})"
         names = _NAME.findall(piece.content) if piece.kind == ARITHMETIC else []
         unknown = [name for name in dict.fromkeys(names) if name not in self.known]
-        return [Argument(text, line, tuple(unknown), (kind,))]
+        return [SourceText(text, line, tuple(unknown), (kind,))]
 
-    def _variable(self, piece: Piece, line: int) -> list[Argument]:
+    def _variable(self, piece: Piece, line: int) -> list[SourceText]:
         found = _PARAMETER.fullmatch(piece.content)
         if not found:
-            return [Argument(f"${{{piece.content}}}", line, (), ("shell expansion",))]
+            return [SourceText(f"${{{piece.content}}}", line, (), ("shell expansion",))]
         mark, name, index, operation = found.groups()
         if mark:
-            return [Argument(f"${{{piece.content}}}", line, () if name in self.known else (name,), ("shell expansion",))]
+            return [SourceText(f"${{{piece.content}}}", line, () if name in self.known else (name,), ("shell expansion",))]
         values = self._values(name, index, line)
         return self._operated(name, values, operation, line) if operation else self._found(name, values, line, piece.quoted)
 
-    def _found(self, name: str, values: list[Argument] | None, line: int, quoted: bool) -> list[Argument]:
+    def _found(self, name: str, values: list[SourceText] | None, line: int, quoted: bool) -> list[SourceText]:
         if values is None:
-            return [Argument(f"${name}", line, (name,), (), not quoted)]
+            return [SourceText(f"${name}", line, (name,), (), not quoted)]
         return [replace(value, is_open=value.is_open and not quoted) for value in values]
 
-    def _values(self, name: str, index: str | None, line: int) -> list[Argument] | None:
+    def _values(self, name: str, index: str | None, line: int) -> list[SourceText] | None:
         """What the variable holds; None when that is not known."""
         if name in ("@", "*"):
             return list(self.positional) if self.positional is not None else None
@@ -134,7 +134,7 @@ class Variables:
         place = int(index[1:-1]) if index and index[1:-1].isdigit() else 0
         return list(variable.items[place : place + 1])
 
-    def _operated(self, name: str, values: list[Argument] | None, operation: str, line: int) -> list[Argument]:
+    def _operated(self, name: str, values: list[SourceText] | None, operation: str, line: int) -> list[SourceText]:
         sign = operation[:2] if operation[:1] == ":" else operation[:1]
         rest = operation[len(sign) :]
         is_empty = values is not None and not any(value.text for value in values)
@@ -144,33 +144,33 @@ class Variables:
             if values is not None and not (is_empty and sign[0] == ":"):
                 return values
             if "?" in sign:
-                return [Argument(f"${name}", line, (name,), (), False)]
+                return [SourceText(f"${name}", line, (name,), (), False)]
             return [self._defaulted(name, sign, rest, line)]
         if values is None:
-            return [Argument(f"${name}", line, (name,), ("shell expansion",))]
+            return [SourceText(f"${name}", line, (name,), ("shell expansion",))]
         return _part_of(name, values, operation) or _changed(name, _joined(values, line), operation)
 
-    def _defaulted(self, name: str, sign: str, text: str, line: int) -> Argument:
+    def _defaulted(self, name: str, sign: str, text: str, line: int) -> SourceText:
         value = self._default(text, line)
-        if name not in self.known and not name.isdigit() and value.text and name not in self.defaults_told:
-            self.defaults_told.add(name)
+        if name not in self.known and not name.isdigit() and value.text and name not in self.reported_defaults:
+            self.reported_defaults.add(name)
             message = f"`{name}` is not set in the file: its default is taken"
             self.notes.info("default_taken", line, message, f"set {name} before if you use another value")
         if "=" in sign:
-            self.known[name] = Variable(value)
+            self.known[name] = ShellVariable(value)
         return value
 
-    def _default(self, text: str, line: int) -> Argument:
+    def _default(self, text: str, line: int) -> SourceText:
         """The text behind `:-`, with its own variables expanded and its quotes taken away."""
-        tokens = tokens_of(text, Notes(""), line) if text.count("${") < _MOST_NESTED else [Operator("\n", line)]
+        tokens = tokens_of(text, FindingCollector(""), line) if text.count("${") < _MOST_NESTED else [Operator("\n", line)]
         if any(not isinstance(token, Word) for token in tokens):
-            return Argument(text.strip("'\""), line)
+            return SourceText(text.strip("'\""), line)
         words = [token for token in tokens if isinstance(token, Word)]
         is_quoted = len(words) == 1 and all(piece.quoted for piece in words[0].pieces)
         return replace(_joined([self.join(word) for word in words], line), is_quoted=is_quoted)
 
 
-def _append(made: list[Argument], open_field: Argument | None, parts: Sequence[Argument], quoted: bool) -> Argument | None:
+def _append(made: list[SourceText], open_field: SourceText | None, parts: Sequence[SourceText], quoted: bool) -> SourceText | None:
     """Adds the parts of one piece to the field that is open, splitting at blanks where nothing is quoted; the new open field."""
     for number, part in enumerate(parts):
         if number and open_field is not None:  # each item of "${A[@]}" is a word of its own
@@ -190,15 +190,15 @@ def _append(made: list[Argument], open_field: Argument | None, parts: Sequence[A
     return open_field
 
 
-def _joined(parts: Sequence[Argument], line: int, between: str = " ") -> Argument:
+def _joined(parts: Sequence[SourceText], line: int, between: str = " ") -> SourceText:
     if len(parts) == 1:
         return parts[0]
     unknown = dict.fromkeys(name for part in parts for name in part.unknown)
     unevaluated = dict.fromkeys(kind for part in parts for kind in part.unevaluated)
-    return Argument(between.join(part.text for part in parts)[:_LONGEST], line, tuple(unknown), tuple(unevaluated))
+    return SourceText(between.join(part.text for part in parts)[:_LONGEST], line, tuple(unknown), tuple(unevaluated))
 
 
-def _part_of(name: str, values: list[Argument], operation: str) -> list[Argument]:
+def _part_of(name: str, values: list[SourceText], operation: str) -> list[SourceText]:
     """`${A[@]:1}` and `${@:2:3}`; empty for any other operation."""
     part = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", operation)
     if not part:
@@ -207,11 +207,11 @@ def _part_of(name: str, values: list[Argument], operation: str) -> list[Argument
     return values[first : first + int(part[2])] if part[2] else values[first:]
 
 
-def _changed(name: str, value: Argument, operation: str) -> list[Argument]:
+def _changed(name: str, value: SourceText, operation: str) -> list[SourceText]:
     """`${NAME##*/}` and the like: the cuts that scripts make of a path; any other operation is not worked out."""
     cuts = {"##*/": value.text.rpartition("/")[2], "%/": value.text.removesuffix("/"), "%/*": value.text.rpartition("/")[0] or value.text}
     if not value.is_known:
         return [replace(value, is_open=False)]
     if operation in cuts:
         return [replace(value, text=cuts[operation])]
-    return [Argument(f"${{{name}{operation}}}", value.line, (), ("shell expansion",))]
+    return [SourceText(f"${{{name}{operation}}}", value.line, (), ("shell expansion",))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 LARGEST_CHARS = 1 << 18
 _MOST_TOKENS = 100_000
@@ -56,13 +56,13 @@ class Operator:
 Token = Word | Operator
 
 
-def tokens_of(text: str, notes: Notes, first_line: int = 1) -> list[Token]:
+def tokens_of(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:
     """All tokens of `text`. Never raises: what is wrong is noted, with its line, and the rest is read as its writer meant it."""
     return _Lexer(text, notes, first_line).read()
 
 
 class _Lexer:
-    def __init__(self, text: str, notes: Notes, first_line: int) -> None:
+    def __init__(self, text: str, notes: FindingCollector, first_line: int) -> None:
         self._text = text
         self._notes = notes
         self._at = 0
@@ -111,7 +111,7 @@ class _Lexer:
             return True
         if rest[0] not in (*_BLANKS, "#"):
             return False
-        self._tell_broken(rest.strip())
+        self._report_broken(rest.strip())
         if not rest.strip() or rest.strip().startswith("#"):
             self._end_line_after_backslash(rest_end)
         else:
@@ -127,7 +127,7 @@ class _Lexer:
         self._at = min(end + 1, len(self._text))
         self._line += 1
 
-    def _tell_broken(self, rest: str) -> None:
+    def _report_broken(self, rest: str) -> None:
         line, following = self._line, self._next_line_text()
         split = f", `{following}` would be a separate command" if following else ""
         if not rest:
@@ -255,7 +255,7 @@ class _Lexer:
         end = self._text.find("'", self._at + 1)
         content = self._text[self._at + 1 :] if end < 0 else self._text[self._at + 1 : end]
         if end < 0:
-            self._tell_open("'", self._line)
+            self._report_unclosed("'", self._line)
         self._line += content.count("\n")
         self._at = len(self._text) if end < 0 else end + 1
         return content
@@ -272,7 +272,7 @@ class _Lexer:
             content += char
             self._at += 1
         if self._at >= len(self._text):
-            self._tell_open("$'", start_line)
+            self._report_unclosed("$'", start_line)
         self._at += 1
         return content
 
@@ -296,10 +296,10 @@ class _Lexer:
                 self._at += 1
         pieces.append(Piece(text, TEXT, True))
         if self._at >= len(self._text):
-            self._tell_open('"', start_line)
+            self._report_unclosed('"', start_line)
         self._at += 1
 
-    def _tell_open(self, quote: str, line: int) -> None:
+    def _report_unclosed(self, quote: str, line: int) -> None:
         message = f"the quote {quote} of line {line} is never closed: all that follows belongs to it"
         self._notes.error("unclosed_quote", line, message, "close it, or remove it")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet_controller.importers.shell.lexer import Operator, Piece, Token, Word
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _OPENS = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "case": "esac"}
 _CLOSES = frozenset(_OPENS.values())
@@ -48,13 +48,13 @@ class _Open:
     line: int = 0
 
 
-def commands_of(tokens: Sequence[Token], notes: Notes) -> list[Command]:
+def commands_of(tokens: Sequence[Token], notes: FindingCollector) -> list[Command]:
     """All simple commands in the order of the file, those in blocks and functions too."""
     return _Parser(tokens, notes).read()
 
 
 class _Parser:
-    def __init__(self, tokens: Sequence[Token], notes: Notes) -> None:
+    def __init__(self, tokens: Sequence[Token], notes: FindingCollector) -> None:
         self._tokens = tokens
         self._notes = notes
         self._at = 0

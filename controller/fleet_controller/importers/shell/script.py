@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.importers.shell.expansion import Argument, Variable, Variables
+from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
 from fleet_controller.importers.shell.lexer import (
     LARGEST_CHARS,
     TEXT,
@@ -17,7 +17,7 @@ from fleet_controller.importers.shell.lexer import (
     tokens_of,
 )
 from fleet_controller.importers.shell.parser import Command, Redirection, commands_of
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -29,12 +29,12 @@ _MOST_STEPS = 20_000  # commands that are walked through
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScriptCommand:
     """One command as it would be run: its words, and the variables that it gets by `export` and by words before it."""
 
-    words: tuple[Argument, ...]
+    words: tuple[SourceText, ...]
     line: int
-    env: Mapping[str, Argument] = field(default_factory=dict)
+    env: Mapping[str, SourceText] = field(default_factory=dict)
     redirections: tuple[Redirection, ...] = ()
     end: str = "\n"
     within: tuple[str, ...] = ()
@@ -44,28 +44,28 @@ class Run:
 class Script:
     """All that a script does as far as it can be read: its commands, and its variables at the end."""
 
-    runs: tuple[Run, ...]
-    env: Mapping[str, Argument]
-    unexported: Mapping[str, Argument]
+    runs: tuple[ScriptCommand, ...]
+    env: Mapping[str, SourceText]
+    unexported: Mapping[str, SourceText]
     here_documents: tuple[Redirection, ...]
     assigned: tuple[tuple[str, str], ...] = ()  # every value that a variable had, to know the secret ones
 
 
-def read_script(text: str, notes: Notes, first_line: int = 1, given: Mapping[str, Argument] | None = None) -> Script:
+def read_script(text: str, notes: FindingCollector, first_line: int = 1, given: Mapping[str, SourceText] | None = None) -> Script:
     """Read shell text. `given`: variables that exist before its first line. Never raises."""
-    walk = _Walk(notes)
+    walk = _ScriptWalker(notes)
     for name, value in (given or {}).items():
-        walk.variables.known[name] = Variable(value, exported=True)
+        walk.variables.known[name] = ShellVariable(value, exported=True)
     walk.text(text, first_line, 0)
     walk.finish()
     return walk.script()
 
 
-class _Walk:
-    def __init__(self, notes: Notes) -> None:
+class _ScriptWalker:
+    def __init__(self, notes: FindingCollector) -> None:
         self.notes = notes
-        self.variables = Variables(notes)
-        self._runs: list[Run] = []
+        self.variables = ShellVariables(notes)
+        self._runs: list[ScriptCommand] = []
         self._functions: dict[str, list[Command]] = {}
         self._called: set[str] = set()
         self._exports_all = False
@@ -109,7 +109,7 @@ class _Walk:
             return
         self.variables.known.pop(name, None)
         if len(values) == 1 and values[0].is_known:
-            self.variables.known[name] = Variable(values[0])
+            self.variables.known[name] = ShellVariable(values[0])
         elif values:
             listed = ", ".join(value.text for value in values[:8])
             hint = f"give `{name}` one value, or make it a factor of the job with these levels"
@@ -140,7 +140,7 @@ class _Walk:
             found.append(assignment)
         return found, ()
 
-    def _run(self, words: tuple[Argument, ...], env: Mapping[str, Argument], command: Command, depth: int) -> None:
+    def _run(self, words: tuple[SourceText, ...], env: Mapping[str, SourceText], command: Command, depth: int) -> None:
         name = words[0].text
         if self._changed_by(name, words) or name in _TESTS:
             return
@@ -153,9 +153,9 @@ class _Walk:
         else:
             known = self.variables.known.items()
             exported = {variable: held.value for variable, held in known if held.exported and held.items is None}
-            self._runs.append(Run(words, words[0].line, {**exported, **env}, command.redirections, command.end, command.within))
+            self._runs.append(ScriptCommand(words, words[0].line, {**exported, **env}, command.redirections, command.end, command.within))
 
-    def _changed_by(self, name: str, words: tuple[Argument, ...]) -> bool:
+    def _changed_by(self, name: str, words: tuple[SourceText, ...]) -> bool:
         """Carries out what changes the variables and starts nothing: `unset`, `set`, `shift`; tells of `NAME = value`."""
         if name == "unset":
             self._drop(words[1:])
@@ -178,20 +178,20 @@ class _Walk:
             elif option == "+a":
                 self._exports_all = False
 
-    def _inner(self, inner: Argument, env: Mapping[str, Argument], depth: int) -> None:
+    def _inner(self, inner: SourceText, env: Mapping[str, SourceText], depth: int) -> None:
         before = dict(self.variables.known)
         for name, value in env.items():
-            self.variables.known[name] = Variable(value, exported=True)
+            self.variables.known[name] = ShellVariable(value, exported=True)
         self.text(inner.text, inner.line, depth + 1)
         self.variables.known = before
 
-    def _call(self, name: str, given: tuple[Argument, ...], depth: int) -> None:
+    def _call(self, name: str, given: tuple[SourceText, ...], depth: int) -> None:
         self._called.add(name)
         outer, self.variables.positional = self.variables.positional, given
         self._walk([replace(command, function="") for command in self._functions[name]], depth + 1)
         self.variables.positional = outer
 
-    def _drop(self, words: Iterable[Argument]) -> None:
+    def _drop(self, words: Iterable[SourceText]) -> None:
         for word in words:
             self.variables.known.pop(word.text, None)
 
@@ -212,21 +212,21 @@ class _Walk:
         old = self.variables.known.get(name)
         is_exported = bool(exported) or self._exports_all or bool(old and old.exported)
         items = tuple(self.variables.expand_all(word.items)) if word.items is not None else None
-        value = self.variables.join(replace(word, items=None)) if items is None else Argument("", word.line)
+        value = self.variables.join(replace(word, items=None)) if items is None else SourceText("", word.line)
         self.assigned.append((name, value.text))
         conditional = _is_conditional(command)
-        new = Variable(replace(value, line=word.line), items, is_exported, conditional)
+        new = ShellVariable(replace(value, line=word.line), items, is_exported, conditional)
         if conditional and not value.is_known and all(not part.isidentifier() for part in value.unknown) and not value.unevaluated:
             return  # an argument of the script (`$2`), where it is given: it is not given here
         if appends and old:
             self.variables.known[name] = _appended(old, new)
-        elif old and conditional and not self._settles(name, old, new, command):
+        elif old and conditional and not self._is_unambiguous(name, old, new, command):
             return
         else:
-            self._tell_twice(name, old, new, command)
+            self._report_twice(name, old, new, command)
             self.variables.known[name] = new
 
-    def _settles(self, name: str, old: Variable, new: Variable, command: Command) -> bool:
+    def _is_unambiguous(self, name: str, old: ShellVariable, new: ShellVariable, command: Command) -> bool:
         """True when an assignment inside a block leaves no doubt about the value; else the value is asked for."""
         if new.items is not None or old.items is not None or not new.value.is_known:
             return not old.value.is_known
@@ -234,10 +234,10 @@ class _Walk:
             return True
         message = f"`{name}` is `{old.value.text}` or `{new.value.text}`, as the block around line {command.line} decides"
         self.notes.warn("conditional", command.line, message[:200], f"set {name} once, without a condition")
-        self.variables.known[name] = replace(old, value=Argument(f"${name}", command.line, (name,)))
+        self.variables.known[name] = replace(old, value=SourceText(f"${name}", command.line, (name,)))
         return False
 
-    def _tell_twice(self, name: str, old: Variable | None, new: Variable, command: Command) -> None:
+    def _report_twice(self, name: str, old: ShellVariable | None, new: ShellVariable, command: Command) -> None:
         if not old or not old.value.line or not old.value.text or not new.value.text or old.items or new.items or command.function:
             return
         if old.value.text != new.value.text and name not in new.value.unknown and old.value.is_known and not _builds_on(old, new):
@@ -245,18 +245,18 @@ class _Walk:
             self.notes.warn("last_wins", command.line, message, f"it is also in line {old.value.line}: keep one", name)
 
 
-def _builds_on(old: Variable, new: Variable) -> bool:
+def _builds_on(old: ShellVariable, new: ShellVariable) -> bool:
     """`PATH=/x:$PATH` changes a value, and does not contradict it."""
     return bool(old.value.text) and old.value.text in new.value.text and len(new.value.text) > len(old.value.text) + 1
 
 
-def _appended(old: Variable, new: Variable) -> Variable:
+def _appended(old: ShellVariable, new: ShellVariable) -> ShellVariable:
     if old.items is not None or new.items is not None:
         before = old.items if old.items is not None else (old.value,)
         return replace(old, items=before + (new.items if new.items is not None else (new.value,)))
     unknown = (*old.value.unknown, *new.value.unknown)
     unevaluated = (*old.value.unevaluated, *new.value.unevaluated)
-    return replace(old, value=Argument((old.value.text + new.value.text)[:LARGEST_CHARS], new.value.line, unknown, unevaluated))
+    return replace(old, value=SourceText((old.value.text + new.value.text)[:LARGEST_CHARS], new.value.line, unknown, unevaluated))
 
 
 def _is_conditional(command: Command) -> bool:
@@ -275,7 +275,7 @@ def _as_assignment(word: Word) -> tuple[str, bool, Word] | None:
     return found[1], bool(found[2]), Word(pieces, word.line, word.items)
 
 
-def inner_script(words: Sequence[Argument]) -> Argument | None:
+def inner_script(words: Sequence[SourceText]) -> SourceText | None:
     """The text that `bash -c TEXT` would run; None when the shell is started in any other way."""
     for place, word in enumerate(words[1:], start=1):
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
@@ -285,14 +285,14 @@ def inner_script(words: Sequence[Argument]) -> Argument | None:
     return None
 
 
-def _with_lost_lines(tokens: Sequence[Token], notes: Notes) -> list[Token]:
+def _with_lost_lines(tokens: Sequence[Token], notes: FindingCollector) -> list[Token]:
     """A line that starts with an option belongs to the command above it: some `\\` was lost, or a comment stands between the two."""
     kept: list[Token] = []
     in_array = False
     for place, token in enumerate(tokens):
         if isinstance(token, Word):
             if not in_array and _is_lost_option(tokens, place) and _ends_a_line(kept):
-                _tell_lost(token, kept, notes)
+                _report_lost_line(token, kept, notes)
                 while isinstance(kept[-1], Operator):
                     kept.pop()
             in_array = in_array or token.pieces[-1:] == (Piece("("),)
@@ -317,7 +317,7 @@ def _is_newline(token: Token) -> bool:
     return isinstance(token, Operator) and token.sign == "\n"
 
 
-def _tell_lost(word: Word, kept: Sequence[Token], notes: Notes) -> None:
+def _report_lost_line(word: Word, kept: Sequence[Token], notes: FindingCollector) -> None:
     last = next(token.line for token in reversed(kept) if isinstance(token, Word))
     message = f"line {word.line} starts with `{word.bare[:40]}`: the command ends in line {last}, and this would be a separate command"
     hint = f"end line {last} with `\\`, and leave no comment and no empty line between the two"

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.importers.shell.expansion import Argument, Variables
+from fleet_controller.importers.shell.expansion import ShellVariables, SourceText
 from fleet_controller.importers.shell.lexer import Word, tokens_of
 from fleet_controller.importers.sources.docker_run import mount_of, port_of
-from fleet_controller.importers.sources.launch_values import Box, Start
-from fleet_controller.importers.sources.yaml_tree import Tree, listing, mapping, trees_of
-from fleet_controller.yaml.document import Path
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
+from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, trees_of
+from fleet_controller.yaml.document import KeyPath
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?:(:?[-?+])([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\})")
 _QUIET = frozenset({
@@ -22,46 +22,46 @@ _QUIET = frozenset({
 })  # fmt: skip
 
 
-def starts_of_compose(text: str, notes: Notes) -> list[Start]:
+def starts_of_compose(text: str, notes: FindingCollector) -> list[StartedCommand]:
     """What each service of a compose file starts."""
     found = []
     for tree in trees_of(text, notes):
-        for name, service in mapping(mapping(tree.value).get("services")).items():
+        for name, service in as_mapping(as_mapping(tree.value).get("services")).items():
             if isinstance(service, dict):
                 found.append(_Service(tree, ("services", name), service, notes).start())
     return found
 
 
 class _Service:
-    def __init__(self, tree: Tree, path: Path, value: Mapping[str, Any], notes: Notes) -> None:
+    def __init__(self, tree: YamlTree, path: KeyPath, value: Mapping[str, Any], notes: FindingCollector) -> None:
         self._tree = tree
         self._path = path
         self._value = value
         self._notes = notes
 
-    def start(self) -> Start:
+    def start(self) -> StartedCommand:
         words = (*self._words("entrypoint"), *self._words("command"))
         env = dict(self._env())
         line = words[0].line if words else self._tree.line(self._path)
-        self._tell()
-        return Start(words, line, env, self._box(), place=str(self._path[-1]))
+        self._report_ignored_keys()
+        return StartedCommand(words, line, env, self._launch_container(), place=str(self._path[-1]))
 
-    def _words(self, key: str) -> tuple[Argument, ...]:
+    def _words(self, key: str) -> tuple[SourceText, ...]:
         value, path = self._value.get(key), (*self._path, key)
         if isinstance(value, tuple):
             return tuple(self._interpolated((*path, place), item) for place, item in enumerate(value) if not isinstance(item, dict | tuple))
         return self._split(path, value) if isinstance(value, str) else ()
 
-    def _split(self, path: Path, text: str) -> tuple[Argument, ...]:
+    def _split(self, path: KeyPath, text: str) -> tuple[SourceText, ...]:
         """A command in one text: words by the shell's quotes, but compose starts no shell: operators are words too."""
         whole = self._interpolated(path, text)
-        holder = _Holder(whole)
+        holder = _UnknownVariables(whole)
         tokens = tokens_of(holder.text, self._notes, whole.line)
-        lines = _Lines(self._tree, whole.line) if self._tree.is_folded(path) else None
+        lines = _WordLocator(self._tree, whole.line) if self._tree.is_folded(path) else None
         words = []
         for token in tokens:
             if isinstance(token, Word):
-                joined = holder.restored(Variables(Notes("")).join(token))
+                joined = holder.restored(ShellVariables(FindingCollector("")).join(token))
                 words.append(lines.placed(joined) if lines else joined)
             elif token.sign != "\n":
                 hint = "compose starts no shell: write command as [bash, -c, …], or remove it"
@@ -69,16 +69,16 @@ class _Service:
                 self._notes.warn("stray_word", token.line, message, hint)
         return tuple(words)
 
-    def _interpolated(self, path: Path, value: Any) -> Argument:
+    def _interpolated(self, path: KeyPath, value: Any) -> SourceText:
         return interpolate(self._tree.argument(path, value), self._notes)
 
-    def _env(self) -> Iterator[tuple[str, Argument]]:
+    def _env(self) -> Iterator[tuple[str, SourceText]]:
         value, path = self._value.get("environment"), (*self._path, "environment")
         if isinstance(value, dict):
             for name, text in value.items():
-                unset = Argument(f"${name}", self._tree.line((*path, name)), (name,))
+                unset = SourceText(f"${name}", self._tree.line((*path, name)), (name,))
                 yield name, unset if text is None else self._interpolated((*path, name), text)
-        for place, item in enumerate(listing(value)):
+        for place, item in enumerate(as_tuple(value)):
             if isinstance(item, str):
                 yield from self._env_entry((*path, place), item)
         if self._value.get("env_file"):
@@ -86,16 +86,16 @@ class _Service:
             message = "the variables of env_file are not in what was pasted"
             self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "env_file")
 
-    def _env_entry(self, path: Path, item: str) -> Iterator[tuple[str, Argument]]:
+    def _env_entry(self, path: KeyPath, item: str) -> Iterator[tuple[str, SourceText]]:
         written, equals, _ = item.partition("=")
         name, whole = written.strip(), self._interpolated(path, item)
-        unset = Argument(f"${name}", whole.line, (name,))
-        yield name, Argument(whole.text.partition("=")[2], whole.line, whole.unknown) if equals else unset
+        unset = SourceText(f"${name}", whole.line, (name,))
+        yield name, SourceText(whole.text.partition("=")[2], whole.line, whole.unknown) if equals else unset
 
-    def _box(self) -> Box:
+    def _launch_container(self) -> LaunchContainer:
         image = self._interpolated((*self._path, "image"), self._value.get("image"))
         ids, count = self._devices()
-        return Box(
+        return LaunchContainer(
             image=image,
             line=image.line,
             shm_size=str(self._value.get("shm_size") or ""),
@@ -107,18 +107,18 @@ class _Service:
         )
 
     def _devices(self) -> tuple[tuple[str, ...], int | None]:
-        resources = mapping(mapping(mapping(self._value.get("deploy")).get("resources")).get("reservations"))
-        for device in map(mapping, listing(resources.get("devices"))):
-            ids = tuple(str(item) for item in listing(device.get("device_ids")))
+        resources = as_mapping(as_mapping(as_mapping(self._value.get("deploy")).get("resources")).get("reservations"))
+        for device in map(as_mapping, as_tuple(resources.get("devices"))):
+            ids = tuple(str(item) for item in as_tuple(device.get("device_ids")))
             count = str(device.get("count") or "")
             if ids or count:
                 return ids, len(ids) or (int(count) if count.isdecimal() else None)
         gpus = self._value.get("gpus")
         return (), int(gpus) if isinstance(gpus, str) and gpus.isdecimal() else None
 
-    def _mounts(self) -> Iterator[tuple[str, Argument]]:
+    def _mounts(self) -> Iterator[tuple[str, SourceText]]:
         path = (*self._path, "volumes")
-        for place, item in enumerate(listing(self._value.get("volumes"))):
+        for place, item in enumerate(as_tuple(self._value.get("volumes"))):
             if isinstance(item, dict):
                 source, target = item.get("source"), item.get("target")
                 if source and target:
@@ -128,13 +128,13 @@ class _Service:
                 yield from mount_of(self._interpolated((*path, place), item), self._notes)
 
     def _ports(self) -> Iterator[tuple[str, str]]:
-        for place, item in enumerate(listing(self._value.get("ports"))):
+        for place, item in enumerate(as_tuple(self._value.get("ports"))):
             if isinstance(item, dict):
                 yield str(item.get("target", "")), str(item.get("published") or item.get("target") or "")
             elif isinstance(item, str):
                 yield from port_of(self._interpolated((*self._path, "ports", place), item).text)
 
-    def _tell(self) -> None:
+    def _report_ignored_keys(self) -> None:
         for key in self._value:
             if key not in _QUIET and not key.startswith("x-"):
                 line = self._tree.document.place((*self._path, key), at_key=True)[0] + self._tree.offset
@@ -142,7 +142,7 @@ class _Service:
                 self._notes.info("dropped", line, message, "", key)
 
 
-def interpolate(value: Argument, notes: Notes) -> Argument:
+def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
     """`$NAME` and `${NAME:-default}` as compose reads them: nothing is known of the shell's variables, so defaults are taken."""
     unknown: dict[str, None] = {}
 
@@ -153,40 +153,40 @@ def interpolate(value: Argument, notes: Notes) -> Argument:
         sign, rest = match[3] or "", match[4] or ""
         if "-" in sign:
             notes.info("default_taken", value.line, f"`{name}` is not set in the file: its default is taken", "")
-            return interpolate(Argument(rest, value.line), notes).text
+            return interpolate(SourceText(rest, value.line), notes).text
         if "+" in sign:
             return ""
         unknown[name] = None
         return f"${name}"
 
     text = _VARIABLE.sub(found, value.text)
-    return Argument(text, value.line, tuple(unknown), value.unevaluated)
+    return SourceText(text, value.line, tuple(unknown), value.unevaluated)
 
 
-class _Holder:
+class _UnknownVariables:
     """Keeps unknown `$NAME` from the shell's reading: compose has filled them in before words are split."""
 
-    def __init__(self, value: Argument) -> None:
+    def __init__(self, value: SourceText) -> None:
         self._names = value.unknown
         self.text = value.text.replace("\\$", "$").replace("$", "\ue000")
 
-    def restored(self, argument: Argument) -> Argument:
+    def restored(self, argument: SourceText) -> SourceText:
         text = argument.text.replace("\ue000", "$")
         unknown = tuple(name for name in self._names if f"${name}" in text)
-        return Argument(text, argument.line, unknown, (), bool(unknown) and text == f"${unknown[0]}")
+        return SourceText(text, argument.line, unknown, (), bool(unknown) and text == f"${unknown[0]}")
 
 
-class _Lines:
+class _WordLocator:
     """Finds the line of each word of a folded block by looking for it from the last one on."""
 
-    def __init__(self, tree: Tree, first: int) -> None:
+    def __init__(self, tree: YamlTree, first: int) -> None:
         self._tree = tree
         self._at = first
 
-    def placed(self, word: Argument) -> Argument:
+    def placed(self, word: SourceText) -> SourceText:
         rows = self._tree.lines
         for row in range(self._at - self._tree.offset - 1, min(len(rows), self._at - self._tree.offset + 200)):
             if word.text and word.text in rows[row]:
                 self._at = row + 1 + self._tree.offset
                 break
-        return Argument(word.text, self._at, word.unknown, word.unevaluated, word.is_open)
+        return SourceText(word.text, self._at, word.unknown, word.unevaluated, word.is_open)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.importers.sources.launch_values import Box, Start
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _RUNTIMES = frozenset({"docker", "podman", "nerdctl", "nvidia-docker", "docker.io"})
 _VERBS = frozenset({"run", "create"})
@@ -26,10 +26,10 @@ _QUIET = frozenset({
 })  # fmt: skip
 _HANDLED = frozenset({"env", "volume", "mount", "publish", "shm-size", "ipc", "gpus", "runtime", "entrypoint", "env-file", "device"})
 
-Options = list[tuple[str, Argument]]
+Options = list[tuple[str, SourceText]]
 
 
-def read_run(start: Start, notes: Notes) -> Start | None:
+def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCommand | None:
     """What runs inside the container of a `docker run` line; None when the words hold no such line."""
     place = _place_of_run(start.words)
     if place is None:
@@ -44,15 +44,15 @@ def read_run(start: Start, notes: Notes) -> Start | None:
     image, words = start.words[at], list(start.words[at + 1 :])
     entrypoint = [value for name, value in options if name == "entrypoint"][-1:]
     words = [value for value in entrypoint if value.text] + words
-    box = _box(image, runtime, options, notes)
-    _tell(options, notes)
-    _tell_missing(options, image, notes)
+    container = _launch_container(image, runtime, options, notes)
+    _report_options(options, notes)
+    _report_missing_options(options, image, notes)
     inside_env = {name: start.env.get(name, value) if value.text == f"${name}" else value for name, value in _env(options)}
     _warn_outside(start.env, inside_env, notes)
-    return replace(start, words=tuple(words), env=inside_env, box=box, line=image.line)
+    return replace(start, words=tuple(words), env=inside_env, container=container, line=image.line)
 
 
-def _place_of_run(words: Sequence[Argument]) -> int | None:
+def _place_of_run(words: Sequence[SourceText]) -> int | None:
     for place, word in enumerate(words):
         if word.text.rpartition("/")[2] in _RUNTIMES:
             following = [other.text for other in words[place + 1 : place + 6]]
@@ -61,7 +61,7 @@ def _place_of_run(words: Sequence[Argument]) -> int | None:
     return None
 
 
-def _options(words: Sequence[Argument], at: int) -> tuple[Options, int]:
+def _options(words: Sequence[SourceText], at: int) -> tuple[Options, int]:
     found: Options = []
     while at < len(words) and (words[at].text.startswith("-") or words[at].is_open):
         word = words[at]
@@ -73,14 +73,14 @@ def _options(words: Sequence[Argument], at: int) -> tuple[Options, int]:
             continue
         for name, value, takes_next in _split(word):
             if takes_next:
-                found.append((name, words[at] if at < len(words) else Argument("", word.line)))
+                found.append((name, words[at] if at < len(words) else SourceText("", word.line)))
                 at += 1
             else:
                 found.append((name, value))
     return found, at
 
 
-def _split(word: Argument) -> Iterator[tuple[str, Argument, bool]]:
+def _split(word: SourceText) -> Iterator[tuple[str, SourceText, bool]]:
     """(name, value, whether the value is the next word) of each option in one word: `--rm`, `--gpus=all`, `-it`, `-p80:80`."""
     if word.text.startswith("--"):
         name, equals, value = word.text[2:].partition("=")
@@ -97,13 +97,13 @@ def _split(word: Argument) -> Iterator[tuple[str, Argument, bool]]:
         return
 
 
-def _box(image: Argument, runtime: Argument, options: Options, notes: Notes) -> Box:
+def _launch_container(image: SourceText, runtime: SourceText, options: Options, notes: FindingCollector) -> LaunchContainer:
     last = {name: value.text for name, value in options}
     name = runtime.text.rpartition("/")[2]
     gpus = last.get("gpus", "")
     found = re.search(r"device=([\w,.-]+)", gpus.replace('"', ""))
     ids = tuple(found[1].split(",")) if found else _cdi_ids(options)
-    return Box(
+    return LaunchContainer(
         image=image,
         line=image.line,
         runtime="podman" if name == "podman" else "docker",
@@ -122,16 +122,16 @@ def _cdi_ids(options: Options) -> tuple[str, ...]:
     return tuple(listed) if "all" not in listed else ()
 
 
-def _env(options: Options) -> Iterator[tuple[str, Argument]]:
+def _env(options: Options) -> Iterator[tuple[str, SourceText]]:
     for name, value in options:
         if name != "env" or not value.text:
             continue
         key, equals, text = value.text.partition("=")
-        unset = Argument(f"${key}", value.line, (key,))
+        unset = SourceText(f"${key}", value.line, (key,))
         yield key, replace(value, text=text, is_open=False) if equals else unset
 
 
-def _mounts(options: Options, notes: Notes) -> Iterator[tuple[str, Argument]]:
+def _mounts(options: Options, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
     for name, value in options:
         if name == "volume":
             yield from mount_of(value, notes)
@@ -143,7 +143,7 @@ def _mounts(options: Options, notes: Notes) -> Iterator[tuple[str, Argument]]:
                 yield from mount_of(replace(value, text=f"{source}:{target}{only}"), notes)
 
 
-def mount_of(value: Argument, notes: Notes) -> Iterator[tuple[str, Argument]]:
+def mount_of(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
     """Inside → on the host of `/host:/inside[:ro]`; nothing, but a note, for a volume without a host's path."""
     parts = value.text.split(":")
     if len(parts) >= 2 and re.match(r"[A-Za-z0-9]", parts[0]):
@@ -152,10 +152,10 @@ def mount_of(value: Argument, notes: Notes) -> Iterator[tuple[str, Argument]]:
         notes.warn("not_supported", value.line, message, hint, "volume")
     elif len(parts) >= 2:
         only = ":ro" if len(parts) > 2 and "ro" in parts[2].split(",") else ""
-        yield parts[1], at_home(replace(value, text=parts[0] + only, is_open=False))
+        yield parts[1], with_tilde(replace(value, text=parts[0] + only, is_open=False))
 
 
-def at_home(value: Argument) -> Argument:
+def with_tilde(value: SourceText) -> SourceText:
     """A path below the user's home, which the agent knows, as `~/…`."""
     text = re.sub(r"^\$HOME(?=/|$)", "~", value.text)
     return value if text == value.text else replace(value, text=text, unknown=tuple(name for name in value.unknown if name != "HOME"))
@@ -173,7 +173,7 @@ def port_of(text: str) -> Iterator[tuple[str, str]]:
     yield parts[-1], parts[-2] if len(parts) > 1 else parts[-1]
 
 
-def _tell(options: Options, notes: Notes) -> None:
+def _report_options(options: Options, notes: FindingCollector) -> None:
     for name, value in options:
         if name == "env-file":
             message = f"the variables of `{value.text[:80]}` are not in what was pasted"
@@ -187,7 +187,7 @@ def _tell(options: Options, notes: Notes) -> None:
             notes.info("dropped", value.line, f"`{spelled}` of the container is left out: the agent gives it what a server needs", "", name)
 
 
-def _tell_missing(options: Options, image: Argument, notes: Notes) -> None:
+def _report_missing_options(options: Options, image: SourceText, notes: FindingCollector) -> None:
     names = {name for name, _ in options}
     shares_memory = any(name == "ipc" and value.text == "host" for name, value in options)
     if "shm-size" not in names and not shares_memory:
@@ -196,7 +196,7 @@ def _tell_missing(options: Options, image: Argument, notes: Notes) -> None:
         notes.info("shm_default", image.line, message, hint, "engine.container.shm_size")
 
 
-def _warn_outside(outside: Mapping[str, Argument], inside: Mapping[str, Argument], notes: Notes) -> None:
+def _warn_outside(outside: Mapping[str, SourceText], inside: Mapping[str, SourceText], notes: FindingCollector) -> None:
     lost = [name for name in outside if name.startswith(("NCCL_", "SGLANG_", "CUDA_")) and name not in inside]
     for name in lost:
         message = f"{name} is set outside of the container, and no `-e {name}` takes it in: the server would not see it"

@@ -7,32 +7,36 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fleet_controller.importers.shell.expansion import Argument, Variable, Variables
+from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
 from fleet_controller.importers.shell.lexer import Word, tokens_of
 from fleet_controller.importers.shell.script import read_script
-from fleet_controller.importers.sources.launch_values import Box, Start, starts_of_script
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.sources.launch_values import (
+    LaunchContainer,
+    StartedCommand,
+    starts_of_script,
+)
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 
 
 @dataclass(slots=True)
 class _Stage:
-    image: Argument
-    env: dict[str, Argument] = field(default_factory=dict)
-    arguments: dict[str, Argument] = field(default_factory=dict)
+    image: SourceText
+    env: dict[str, SourceText] = field(default_factory=dict)
+    arguments: dict[str, SourceText] = field(default_factory=dict)
     entrypoint: tuple[str, int] = ("", 0)
     command: tuple[str, int] = ("", 0)
     ports: dict[str, str] = field(default_factory=dict)
 
 
-def starts_of_dockerfile(text: str, notes: Notes) -> list[Start]:
+def starts_of_dockerfile(text: str, notes: FindingCollector) -> list[StartedCommand]:
     """What a container of the image would start; nothing when the file names neither ENTRYPOINT nor CMD."""
-    stage = _Stage(Argument("", 0))
+    stage = _Stage(SourceText("", 0))
     for name, rest, line in _instructions(text):
         if name == "FROM":
             before = stage.arguments
-            stage = _Stage(_expanded(_words(rest, line, notes), before)[0] if rest.split() else Argument("", line), arguments=before)
+            stage = _Stage(_expanded(_words(rest, line, notes), before)[0] if rest.split() else SourceText("", line), arguments=before)
         else:
             _instruct(stage, name, rest, line, notes)
     if stage.image.text:
@@ -60,7 +64,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
         yield found[1].upper(), found[2], first
 
 
-def _instruct(stage: _Stage, name: str, rest: str, line: int, notes: Notes) -> None:
+def _instruct(stage: _Stage, name: str, rest: str, line: int, notes: FindingCollector) -> None:
     if name in ("ENV", "ARG"):
         for key, value in _assignments(rest, line, {**stage.arguments, **stage.env}, notes):
             (stage.env if name == "ENV" else stage.arguments)[key] = value
@@ -72,44 +76,44 @@ def _instruct(stage: _Stage, name: str, rest: str, line: int, notes: Notes) -> N
         stage.ports.update((part.partition("/")[0], "") for part in rest.split())
 
 
-def _words(text: str, line: int, notes: Notes) -> list[Word]:
+def _words(text: str, line: int, notes: FindingCollector) -> list[Word]:
     return [token for token in tokens_of(text, notes, line) if isinstance(token, Word)]
 
 
-def _expanded(words: list[Word], known: Mapping[str, Argument]) -> list[Argument]:
-    variables = Variables(Notes(""), {name: Variable(value) for name, value in known.items()})
+def _expanded(words: list[Word], known: Mapping[str, SourceText]) -> list[SourceText]:
+    variables = ShellVariables(FindingCollector(""), {name: ShellVariable(value) for name, value in known.items()})
     return [variables.join(word) for word in words]
 
 
-def _assignments(rest: str, line: int, known: Mapping[str, Argument], notes: Notes) -> Iterator[tuple[str, Argument]]:
+def _assignments(rest: str, line: int, known: Mapping[str, SourceText], notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
     values = _expanded(_words(rest, line, notes), known)
     if values and "=" not in values[0].text and len(values) > 1:  # ENV NAME the whole rest
-        yield values[0].text, Argument(" ".join(value.text for value in values[1:]), line)
+        yield values[0].text, SourceText(" ".join(value.text for value in values[1:]), line)
         return
     for value in values:
         name, equals, text = value.text.partition("=")
         if equals:
-            yield name, Argument(text, value.line, value.unknown, value.unevaluated)
+            yield name, SourceText(text, value.line, value.unknown, value.unevaluated)
 
 
-def _starts(stage: _Stage, notes: Notes) -> Iterator[Start]:
-    box = Box(stage.image, stage.image.line, "docker", ports=stage.ports) if stage.image.text else None
+def _starts(stage: _Stage, notes: FindingCollector) -> Iterator[StartedCommand]:
+    container = LaunchContainer(stage.image, stage.image.line, "docker", ports=stage.ports) if stage.image.text else None
     entry, command = _listed(stage.entrypoint), _listed(stage.command)
     line = stage.command[1] or stage.entrypoint[1]
     if stage.entrypoint[0] and entry is None:
-        yield from _of_shell(stage.entrypoint, stage, box, notes)
+        yield from _of_shell(stage.entrypoint, stage, container, notes)
     elif command is None and stage.command[0] and not entry:
-        yield from _of_shell(stage.command, stage, box, notes)
+        yield from _of_shell(stage.command, stage, container, notes)
     elif entry or command:
         words = [*(entry or []), *(command or [])]
-        yield Start(tuple(Argument(word, line) for word in words), line, stage.env, box)
+        yield StartedCommand(tuple(SourceText(word, line) for word in words), line, stage.env, container)
 
 
-def _of_shell(written: tuple[str, int], stage: _Stage, box: Box | None, notes: Notes) -> Iterator[Start]:
+def _of_shell(written: tuple[str, int], stage: _Stage, container: LaunchContainer | None, notes: FindingCollector) -> Iterator[StartedCommand]:
     script = read_script(written[0], notes, written[1], {**stage.arguments, **stage.env})
     for start in starts_of_script(script):
         env = {name: value for name, value in start.env.items() if name not in stage.arguments or name in stage.env}
-        yield Start(start.words, start.line, env, box, start.redirections, start.end, start.within)
+        yield StartedCommand(start.words, start.line, env, container, start.redirections, start.end, start.within)
 
 
 def _listed(written: tuple[str, int]) -> list[str] | None:

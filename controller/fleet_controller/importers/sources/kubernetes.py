@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.importers.sources.launch_values import Box, Start
-from fleet_controller.importers.sources.yaml_tree import Tree, listing, mapping, trees_of
-from fleet_controller.yaml.document import Path
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
+from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, trees_of
+from fleet_controller.yaml.document import KeyPath
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 GROUP_SIZE = "LWS_GROUP_SIZE"  # set by the operator of a LeaderWorkerSet, for the command line
 _REFERENCE = re.compile(r"\$(?:\$|\((\w+)\))")
@@ -18,22 +18,22 @@ _GPU = re.compile(r"(?:nvidia|amd|gpu\.intel|habana|intel)\.(?:com|ai)/\S+")
 _SECRET = "secret://"
 
 
-def starts_of_manifest(text: str, notes: Notes) -> list[Start]:
+def starts_of_manifest(text: str, notes: FindingCollector) -> list[StartedCommand]:
     """What each container starts, in the order of the file; a leader's before its workers'."""
     found = []
     for tree in trees_of(text, notes):
         pods = sorted(_pods(tree.value, ()), key=lambda path: "workerTemplate" in path)
-        kind = str(mapping(tree.value).get("kind") or "")
+        kind = str(as_mapping(tree.value).get("kind") or "")
         for path in pods:
-            pod = tree.document.at(path, {})
-            for place, container in enumerate(listing(mapping(pod).get("containers"))):
+            pod = tree.document.value_at(path, {})
+            for place, container in enumerate(as_tuple(as_mapping(pod).get("containers"))):
                 if isinstance(container, dict):
-                    found.append(_Container(tree, (*path, "containers", place), container, mapping(pod), notes).start())
-        _tell_size(tree, kind, notes)
+                    found.append(_Container(tree, (*path, "containers", place), container, as_mapping(pod), notes).start())
+        _report_size(tree, kind, notes)
     return found
 
 
-def _pods(value: Any, path: Path) -> Iterator[Path]:
+def _pods(value: Any, path: KeyPath) -> Iterator[KeyPath]:
     """Paths of all mappings that hold `containers`."""
     if len(path) > 12:
         return
@@ -47,17 +47,17 @@ def _pods(value: Any, path: Path) -> Iterator[Path]:
             yield from _pods(entry, (*path, place))
 
 
-def _of_group(tree: Tree) -> dict[str, Argument]:
+def _of_group(tree: YamlTree) -> dict[str, SourceText]:
     """The variable by which a LeaderWorkerSet tells its containers how many hosts it has."""
     path = ("spec", "leaderWorkerTemplate", "size")
-    size = mapping(mapping(mapping(tree.value).get("spec")).get("leaderWorkerTemplate")).get("size")
+    size = as_mapping(as_mapping(as_mapping(tree.value).get("spec")).get("leaderWorkerTemplate")).get("size")
     return {GROUP_SIZE: tree.argument(path, size)} if str(size or "").isdecimal() else {}
 
 
-def _tell_size(tree: Tree, kind: str, notes: Notes) -> None:
-    spec = mapping(mapping(tree.value).get("spec"))
+def _report_size(tree: YamlTree, kind: str, notes: FindingCollector) -> None:
+    spec = as_mapping(as_mapping(tree.value).get("spec"))
     if kind == "LeaderWorkerSet":
-        size = mapping(spec.get("leaderWorkerTemplate")).get("size")
+        size = as_mapping(spec.get("leaderWorkerTemplate")).get("size")
         message = f"a LeaderWorkerSet is one server over {size or 'several'} hosts"
         notes.warn("not_supported", tree.line(("spec",)), message, "the leader's command is read", kind)
     elif str(spec.get("replicas") or "1") != "1":
@@ -66,7 +66,7 @@ def _tell_size(tree: Tree, kind: str, notes: Notes) -> None:
 
 
 class _Container:
-    def __init__(self, tree: Tree, path: Path, value: Mapping[str, Any], pod: Mapping[str, Any], notes: Notes) -> None:
+    def __init__(self, tree: YamlTree, path: KeyPath, value: Mapping[str, Any], pod: Mapping[str, Any], notes: FindingCollector) -> None:
         self._tree = tree
         self._path = path
         self._value = value
@@ -74,21 +74,21 @@ class _Container:
         self._notes = notes
         self._env = dict(self._variables()) | _of_group(tree)
 
-    def start(self) -> Start:
+    def start(self) -> StartedCommand:
         words = (*self._words("command"), *self._words("args"))
         line = words[0].line if words else self._tree.line(self._path)
-        return Start(words, line, self._env, self._box(), place=str(self._value.get("name") or ""))
+        return StartedCommand(words, line, self._env, self._launch_container(), place=str(self._value.get("name") or ""))
 
-    def _words(self, key: str) -> tuple[Argument, ...]:
+    def _words(self, key: str) -> tuple[SourceText, ...]:
         value, path = self._value.get(key), (*self._path, key)
         if isinstance(value, str):
             message = f"`{key}` of a container is a list; this is one text"
             self._notes.warn("wrong_type", self._tree.line(path), message, f"write {key}: [{value[:40]!r}, …]")
             return tuple(self._referenced((*path,), part) for part in value.split())
-        items = enumerate(listing(value))
+        items = enumerate(as_tuple(value))
         return tuple(self._referenced((*path, place), item) for place, item in items if not isinstance(item, dict | tuple))
 
-    def _referenced(self, path: Path, value: Any) -> Argument:
+    def _referenced(self, path: KeyPath, value: Any) -> SourceText:
         """`$(NAME)` is the container's variable; `$$` is a `$`."""
         unknown: dict[str, None] = {}
 
@@ -103,34 +103,34 @@ class _Container:
             return f"${name}"
 
         whole = self._tree.argument(path, value)
-        return Argument(_REFERENCE.sub(found, whole.text), whole.line, tuple(unknown))
+        return SourceText(_REFERENCE.sub(found, whole.text), whole.line, tuple(unknown))
 
-    def _variables(self) -> Iterator[tuple[str, Argument]]:
-        for place, entry in enumerate(listing(self._value.get("env"))):
-            name, source = mapping(entry).get("name"), mapping(mapping(entry).get("valueFrom"))
+    def _variables(self) -> Iterator[tuple[str, SourceText]]:
+        for place, entry in enumerate(as_tuple(self._value.get("env"))):
+            name, source = as_mapping(entry).get("name"), as_mapping(as_mapping(entry).get("valueFrom"))
             if "fieldRef" in source or "resourceFieldRef" in source:
                 line = self._tree.line((*self._path, "env", place, "name"))
                 self._notes.info("dropped", line, f"{name} is left out: it tells of the pod, and the server runs in none", "", str(name))
             elif isinstance(name, str):
-                yield name, self._variable(name, mapping(entry), (*self._path, "env", place))
-        for place, _ in enumerate(listing(self._value.get("envFrom"))):
+                yield name, self._variable(name, as_mapping(entry), (*self._path, "env", place))
+        for place, _ in enumerate(as_tuple(self._value.get("envFrom"))):
             line = self._tree.line((*self._path, "envFrom", place))
             message = "variables of `envFrom` are not in what was pasted"
             self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "envFrom")
 
-    def _variable(self, name: str, entry: Mapping[str, Any], path: Path) -> Argument:
-        source = mapping(entry.get("valueFrom"))
+    def _variable(self, name: str, entry: Mapping[str, Any], path: KeyPath) -> SourceText:
+        source = as_mapping(entry.get("valueFrom"))
         line = self._tree.line((*path, "value") if "value" in entry else (*path, "name"))
         if "secretKeyRef" in source:
-            return Argument(f"{_SECRET}{name}", line)
+            return SourceText(f"{_SECRET}{name}", line)
         if source:
-            return Argument(f"${name}", line, (name,))
-        return Argument(str(entry.get("value") if entry.get("value") is not None else ""), line)
+            return SourceText(f"${name}", line, (name,))
+        return SourceText(str(entry.get("value") if entry.get("value") is not None else ""), line)
 
-    def _box(self) -> Box:
+    def _launch_container(self) -> LaunchContainer:
         image = self._tree.argument((*self._path, "image"), self._value.get("image"))
         gpus = self._gpus()
-        return Box(
+        return LaunchContainer(
             image=image,
             line=image.line,
             shm_size=self._shared_memory(),
@@ -140,37 +140,37 @@ class _Container:
         )
 
     def _ports(self) -> dict[str, str]:
-        ports = map(mapping, listing(self._value.get("ports")))
+        ports = map(as_mapping, as_tuple(self._value.get("ports")))
         return {str(port.get("containerPort", "")): str(port.get("hostPort") or "") for port in ports}
 
     def _gpus(self) -> str:
-        resources = mapping(self._value.get("resources"))
+        resources = as_mapping(self._value.get("resources"))
         for part in ("limits", "requests"):
-            for name, count in mapping(resources.get(part)).items():
+            for name, count in as_mapping(resources.get(part)).items():
                 if _GPU.fullmatch(name):
                     return str(count)
         return ""
 
     def _shared_memory(self) -> str:
         """The limit of the memory volume at /dev/shm, as a container runtime writes it."""
-        volumes = {str(mapping(volume).get("name")): mapping(volume) for volume in listing(self._pod.get("volumes"))}
-        for mount in map(mapping, listing(self._value.get("volumeMounts"))):
-            folder = mapping(volumes.get(str(mount.get("name")), {}).get("emptyDir"))
+        volumes = {str(as_mapping(volume).get("name")): as_mapping(volume) for volume in as_tuple(self._pod.get("volumes"))}
+        for mount in map(as_mapping, as_tuple(self._value.get("volumeMounts"))):
+            folder = as_mapping(volumes.get(str(mount.get("name")), {}).get("emptyDir"))
             if mount.get("mountPath") == "/dev/shm" and folder:
                 size = re.match(r"(\d+)([KMGT]?)i?", str(folder.get("sizeLimit") or ""))
                 return f"{size[1]}{size[2].lower()}" if size else ""
         return ""
 
-    def _mounts(self) -> Iterator[tuple[str, Argument]]:
-        volumes = {str(mapping(volume).get("name")): mapping(volume) for volume in listing(self._pod.get("volumes"))}
-        for place, mount in enumerate(map(mapping, listing(self._value.get("volumeMounts")))):
+    def _mounts(self) -> Iterator[tuple[str, SourceText]]:
+        volumes = {str(as_mapping(volume).get("name")): as_mapping(volume) for volume in as_tuple(self._pod.get("volumes"))}
+        for place, mount in enumerate(map(as_mapping, as_tuple(self._value.get("volumeMounts")))):
             path, volume = (*self._path, "volumeMounts", place), volumes.get(str(mount.get("name")), {})
-            inside, host = str(mount.get("mountPath") or ""), mapping(volume.get("hostPath")).get("path")
+            inside, host = str(mount.get("mountPath") or ""), as_mapping(volume.get("hostPath")).get("path")
             if inside in ("", "/dev/shm"):
                 continue
             if host:
                 only = ":ro" if mount.get("readOnly") == "true" else ""
-                yield inside, Argument(f"{host}{only}", self._tree.line(path))
+                yield inside, SourceText(f"{host}{only}", self._tree.line(path))
             else:
                 message = f"the volume at `{inside[:80]}` is no folder of the host: it is left out"
                 hint = "name the host's folder in engine.container.mounts"

@@ -6,34 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_controller.importers.shell.expansion import Argument
+from fleet_controller.importers.shell.expansion import SourceText
 from fleet_controller.importers.shell.parser import Redirection
-from fleet_controller.importers.shell.script import Run, Script
+from fleet_controller.importers.shell.script import Script, ScriptCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class LaunchContainer:
     """The container that a command runs in. `mounts` and `ports` are inside → on the host."""
 
-    image: Argument
+    image: SourceText
     line: int
     runtime: str = ""
     shm_size: str = ""
     ipc: str = ""
     gpu_ids: tuple[str, ...] = ()
     gpu_count: int | None = None
-    mounts: Mapping[str, Argument] = field(default_factory=dict)
+    mounts: Mapping[str, SourceText] = field(default_factory=dict)
     ports: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartedCommand:
     """Words that are started somewhere, be it a server or not, with the variables that they get."""
 
-    words: tuple[Argument, ...]
+    words: tuple[SourceText, ...]
     line: int
-    env: Mapping[str, Argument] = field(default_factory=dict)
-    box: Box | None = None
+    env: Mapping[str, SourceText] = field(default_factory=dict)
+    container: LaunchContainer | None = None
     redirections: tuple[Redirection, ...] = ()
     end: str = "\n"
     within: tuple[str, ...] = ()
@@ -41,26 +41,26 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryPoint:
     """Where in the words of a start SGLang's server begins: `kind` is launch_server or serve, options start at `options_at`."""
 
     kind: str
     spelling: str
-    python: Argument | None
-    wrapped_by: tuple[Argument, ...]
+    python: SourceText | None
+    wrapped_by: tuple[SourceText, ...]
     options_at: int
     line: int
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ServerOption:
     """One option of the server. `value` is typed: text, number, True for a flag, or a list; `source` is what was written for it."""
 
     name: str
     value: Any
     line: int
     spelling: str = ""
-    source: Argument | None = None
+    source: SourceText | None = None
 
     @property
     def is_known(self) -> bool:
@@ -69,21 +69,21 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ServerLaunch:
     """One server launch as it was read, secrets still in it."""
 
-    start: Start
-    entry: Entry
-    options: Mapping[str, Option]
-    env: Mapping[str, Argument]
-    loose: tuple[Argument, ...] = ()  # unknown variables that may hold more options
+    start: StartedCommand
+    entry: EntryPoint
+    options: Mapping[str, ServerOption]
+    env: Mapping[str, SourceText]
+    loose: tuple[SourceText, ...] = ()  # unknown variables that may hold more options
 
 
-def starts_of_script(script: Script) -> list[Start]:
+def starts_of_script(script: Script) -> list[StartedCommand]:
     """What a shell script starts, in its order."""
     return [started(run) for run in script.runs]
 
 
-def started(run: Run) -> Start:
+def started(run: ScriptCommand) -> StartedCommand:
     """The command that a script runs."""
-    return Start(run.words, run.line, run.env, None, run.redirections, run.end, run.within)
+    return StartedCommand(run.words, run.line, run.env, None, run.redirections, run.end, run.within)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.importers.sources.launch_values import Box
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.importers.sources.launch_values import LaunchContainer
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _IMAGE, _MOUNTS = "--container-image", "--container-mounts"
 
 
-def container_of(words: Sequence[Argument], notes: Notes) -> Box | None:
+def srun_container(words: Sequence[SourceText], notes: FindingCollector) -> LaunchContainer | None:
     """The container of `srun` in the words before a server's entry point; None without one, or where its image is a file."""
     image, mounts = _option(words, _IMAGE), _option(words, _MOUNTS)
     if image is None:
@@ -20,26 +20,26 @@ def container_of(words: Sequence[Argument], notes: Notes) -> Box | None:
         message = f"the container is made of the file `{image.text[:100]}`: no runtime of a job knows it, so it is left out"
         notes.warn("not_supported", image.line, message, "name an image in engine.container, or a Python in engine.python", "container")
         return None
-    name = Argument(image.text.replace("#", "/", 1), image.line, image.unknown, image.unevaluated)
-    return Box(image=name, line=image.line, mounts=_mounts(mounts))
+    name = SourceText(image.text.replace("#", "/", 1), image.line, image.unknown, image.unevaluated)
+    return LaunchContainer(image=name, line=image.line, mounts=_mounts(mounts))
 
 
-def _option(words: Sequence[Argument], name: str) -> Argument | None:
+def _option(words: Sequence[SourceText], name: str) -> SourceText | None:
     """Written `--name=value` or as two words."""
     for place, word in enumerate(words):
         if word.text.startswith(f"{name}="):
-            return Argument(word.text[len(name) + 1 :], word.line, word.unknown, word.unevaluated)
+            return SourceText(word.text[len(name) + 1 :], word.line, word.unknown, word.unevaluated)
         if word.text == name and place + 1 < len(words):
             return words[place + 1]
     return None
 
 
-def _mounts(given: Argument | None) -> dict[str, Argument]:
+def _mounts(given: SourceText | None) -> dict[str, SourceText]:
     """`HOST:INSIDE[:ro]`, by commas; one without a colon stands for both."""
     found = {}
     for mount in given.text.split(",") if given else ():
         host, _, rest = mount.partition(":")
         inside, _, mode = rest.partition(":")
         if host and given:
-            found[inside or host] = Argument(f"{host}:ro" if mode == "ro" else host, given.line, given.unknown, given.unevaluated)
+            found[inside or host] = SourceText(f"{host}:ro" if mode == "ro" else host, given.line, given.unknown, given.unevaluated)
     return found

@@ -6,18 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fleet_controller.importers.shell.expansion import Argument, Variable, Variables
+from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
 from fleet_controller.importers.shell.lexer import Word, tokens_of
-from fleet_controller.importers.sources.launch_values import Start
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.sources.launch_values import StartedCommand
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _OF_THE_UNIT = ("User", "Group", "WorkingDirectory", "LimitMEMLOCK", "LimitNOFILE", "CPUAffinity", "NUMAPolicy", "NUMAMask", "Slice")
 
 
-def starts_of_unit(text: str, notes: Notes) -> list[Start]:
+def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
     """What the unit starts, with the variables that all its Environment lines give."""
     entries = list(_entries(text))
-    env: dict[str, Argument] = {}
+    env: dict[str, SourceText] = {}
     for key, value, line in entries:
         if key == "Environment":
             env.update(_environment(value, line, notes))
@@ -47,26 +47,26 @@ def _entries(text: str) -> Iterator[tuple[str, str, int]]:
         collected, first = "", 0
 
 
-def _environment(value: str, line: int, notes: Notes) -> Iterator[tuple[str, Argument]]:
+def _environment(value: str, line: int, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
     for word in _words(value, line, notes):
-        argument = Variables(Notes("")).join(word)
+        argument = ShellVariables(FindingCollector("")).join(word)
         name, equals, text = argument.text.partition("=")
         if equals:
             yield name, replace(argument, text=text)
 
 
-def _words(value: str, line: int, notes: Notes) -> list[Word]:
+def _words(value: str, line: int, notes: FindingCollector) -> list[Word]:
     return [token for token in tokens_of(value, notes, line) if isinstance(token, Word)]
 
 
-def _start(value: str, line: int, env: dict[str, Argument], notes: Notes) -> Start:
+def _start(value: str, line: int, env: dict[str, SourceText], notes: FindingCollector) -> StartedCommand:
     command = re.sub(r"^\s*[-@:+!|]+", "", value)
-    variables = Variables(notes, {name: Variable(text) for name, text in env.items()})
+    variables = ShellVariables(notes, {name: ShellVariable(text) for name, text in env.items()})
     words = tuple(_without_specifier(word, notes) for word in variables.expand_all(_words(command, line, notes)))
-    return Start(words, words[0].line if words else line, env)
+    return StartedCommand(words, words[0].line if words else line, env)
 
 
-def _without_specifier(word: Argument, notes: Notes) -> Argument:
+def _without_specifier(word: SourceText, notes: FindingCollector) -> SourceText:
     """`%i` and the like are the unit's own; `%%` is a `%`."""
     found = re.search(r"(?<!%)%[a-zA-Z]", word.text)
     if found:

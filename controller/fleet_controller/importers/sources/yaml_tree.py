@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_controller.importers.shell.expansion import Argument
-from fleet_controller.yaml.document import Document, Path, read_document
-from fleet_controller.yaml.finding_collector import Notes
+from fleet_controller.importers.shell.expansion import SourceText
+from fleet_controller.yaml.document import Document, KeyPath, read_document
+from fleet_controller.yaml.finding_collector import FindingCollector
 
 _MOST_DOCUMENTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class YamlTree:
     """One YAML document; every scalar is the text that was written, null is None. `offset`: lines of the file before it."""
 
     document: Document
@@ -27,24 +27,24 @@ class Tree:
         """The whole document."""
         return self.document.value
 
-    def line(self, path: Path) -> int:
+    def line(self, path: KeyPath) -> int:
         """The line of the file where the text at `path` begins; for a block (`|`, `>`) the one below the sign."""
         place = self.document.values.get(path) or self.document.place(path)
         row = place[0]
         written = self.lines[row - 1][place[1] - 1 :] if row <= len(self.lines) else ""
         return self.offset + row + (1 if re.match(r"[|>][-+0-9]*\s*(#.*)?$", written) else 0)
 
-    def is_folded(self, path: Path) -> bool:
+    def is_folded(self, path: KeyPath) -> bool:
         """True for a `>` block, whose line ends became blanks."""
         place = self.document.values.get(path, (1, 1))
         return place[0] <= len(self.lines) and self.lines[place[0] - 1][place[1] - 1 :].startswith(">")
 
-    def argument(self, path: Path, value: Any) -> Argument:
+    def argument(self, path: KeyPath, value: Any) -> SourceText:
         """A scalar as an argument."""
-        return Argument("" if value is None else str(value), self.line(path))
+        return SourceText("" if value is None else str(value), self.line(path))
 
 
-def trees_of(text: str, notes: Notes) -> Iterator[Tree]:
+def trees_of(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
     """Every document of the file that could be read; what is no YAML is noted."""
     for offset, part in _documents(text):
         document = read_document(part, notes.file, lambda path: True)
@@ -52,7 +52,7 @@ def trees_of(text: str, notes: Notes) -> Iterator[Tree]:
             if finding.code != "empty_file":
                 notes.error(finding.code, finding.line + offset, finding.message, finding.hint, finding.key)
         if document.value is not None:
-            yield Tree(document, offset, tuple(part.split("\n")))
+            yield YamlTree(document, offset, tuple(part.split("\n")))
 
 
 def _documents(text: str) -> Iterator[tuple[int, str]]:
@@ -70,11 +70,11 @@ def _documents(text: str) -> Iterator[tuple[int, str]]:
                 return
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
     """`value` when it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def listing(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
     """`value` when it is a list, else an empty one."""
     return value if isinstance(value, tuple) else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fleet_knowledge.nccl.log.nccl_facts import Choice
+from fleet_knowledge.nccl.log.nccl_facts import CollectiveChoice
 
 ALGORITHM_NUMBERS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 """Numbers of algorithms in the log up to 2.23 (src/include/nccl_common.h)."""
@@ -22,14 +22,14 @@ Process = tuple[str, int, int | None]
 _Key = tuple[str | None, int, str, str, int | None]
 
 
-class Choices:
+class ChoiceTable:
     """Counts choices for each rank; one rank is shown, since all ranks of a collective choose alike."""
 
     def __init__(self) -> None:
         self._tables: dict[Process, dict[_Key, int]] = {}
         self.dropped = 0
 
-    def take(self, process: Process, text: str, times: int = 1) -> bool:
+    def add_line(self, process: Process, text: str, times: int = 1) -> bool:
         """Count the choice that `text` tells, so many times; False when it tells none."""
         found = _LINE.search(text)
         if not found:
@@ -47,14 +47,14 @@ class Choices:
             self.dropped += 1
         return True
 
-    def rows(self, ranks: Mapping[Process, int]) -> tuple[Choice, ...]:
+    def rows(self, ranks: Mapping[Process, int]) -> tuple[CollectiveChoice, ...]:
         """The table of the rank that is 0 (or else the lowest known, or else the lowest device), AllReduce first, by size."""
         if not self._tables:
             return ()
         shown = min(
             self._tables, key=lambda process: (ranks.get(process, 1 << 30), process[2] if process[2] is not None else -1, process[1])
         )
-        rows = (Choice(*key, count) for key, count in self._tables[shown].items())
+        rows = (CollectiveChoice(*key, count) for key, count in self._tables[shown].items())
         return tuple(sorted(rows, key=lambda row: (row.func != "AllReduce", row.func or "", row.bytes, row.algo, row.proto)))
 
 
@@ -65,10 +65,10 @@ def _key(found: re.Match[str]) -> _Key:
     if found["copy"]:
         return found["func"], size, "COPY_ENGINE", "", None
     channels = int(found["high"]) - int(found["low"]) + 1 if found["low"] else None
-    return found["func"], size, _name(found["algo"], ALGORITHM_NUMBERS), _name(found["proto"], PROTOCOL_NUMBERS), channels
+    return found["func"], size, _name_of_number(found["algo"], ALGORITHM_NUMBERS), _name_of_number(found["proto"], PROTOCOL_NUMBERS), channels
 
 
-def _name(word: str, numbered: tuple[str, ...]) -> str:
+def _name_of_number(word: str, numbered: tuple[str, ...]) -> str:
     if word.isdecimal() and len(word) < 10:
         return numbered[int(word)] if int(word) < len(numbered) else word
     return word.upper()

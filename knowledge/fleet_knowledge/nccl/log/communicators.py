@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fleet_knowledge.nccl.log.nccl_facts import Comm
+from fleet_knowledge.nccl.log.nccl_facts import Communicator
 
 _LINE = re.compile(
     r"(?:(?P<call>ncclComm\w+) )?comm 0x\w+ rank (?P<rank>\d{1,7}) nranks (?P<nranks>\d{1,7}) "
@@ -26,7 +26,7 @@ class _Ranks:
     complete: set[int] = field(default_factory=set)
 
 
-class Comms:
+class CommunicatorTable:
     """Communicators by their identifier. Splits carry no identifier before 2.21 and are counted only."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Comms:
         self._splits: dict[str, Counter[int]] = {"START": Counter(), "COMPLETE": Counter()}
         self._largest: dict[Process, tuple[int, int]] = {}
 
-    def take(self, process: Process, text: str) -> bool:
+    def add_line(self, process: Process, text: str) -> bool:
         """Take what `text` tells of a communicator; False when it tells nothing."""
         found = _LINE.search(text)
         if not found:
@@ -59,17 +59,17 @@ class Comms:
         if (known is None and len(self._largest) < _MOST_RANKS) or (known and nranks > known[0]):
             self._largest[process] = (nranks, rank)
 
-    def ranks(self) -> dict[Process, int]:
+    def rank_by_process(self) -> dict[Process, int]:
         """The rank of each process in its largest communicator."""
         return {process: rank for process, (_, rank) in self._largest.items()}
 
-    def made(self) -> dict[str, Comm]:
+    def communicators(self) -> dict[str, Communicator]:
         """Each communicator by its identifier, ranks in order."""
         return {
-            name: Comm(ranks.nranks, tuple(sorted(ranks.started)), tuple(sorted(ranks.complete))) for name, ranks in self._comms.items()
+            name: Communicator(ranks.nranks, tuple(sorted(ranks.started)), tuple(sorted(ranks.complete))) for name, ranks in self._comms.items()
         }
 
-    def splits(self) -> int:
+    def split_count(self) -> int:
         """Communicators that were split off another: each has one rank 0, so the lines of one rank count them."""
         done = self._splits["COMPLETE"] or self._splits["START"]
         return max(done.values(), default=0)

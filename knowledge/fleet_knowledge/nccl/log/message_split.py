@@ -20,7 +20,7 @@ LONGEST_TEXT = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class NcclMessage:
     """One message. Who wrote it is empty where the line has no prefix (NCCL's version line, PyTorch's errors)."""
 
     level: str
@@ -49,29 +49,29 @@ class _Prefix:
     time: str = ""
 
 
-class Cutter:
+class MessageSplitter:
     """Cuts lines into messages; remembers hosts, so that it can tell a host from the end of a message that is glued to it."""
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
-        self._known: dict[str, Message] = {}  # prefixes of INFO lines that were read before
+        self._known: dict[str, NcclMessage] = {}  # prefixes of INFO lines that were read before
 
-    def cut(self, line: str) -> Iterator[Message]:
+    def split(self, line: str) -> Iterator[NcclMessage]:
         """Every message of `line`; what stands before the first prefix comes as one without a level."""
         at = line.find(" NCCL ")
         known = self._known.get(line[:at]) if 0 < at < _LONGEST_KNOWN else None
         if known and line.startswith(known.level, at + 6) and " NCCL " not in line[at + 6 :]:
             text = line[at + 7 + len(known.level) :].strip()[:LONGEST_TEXT]
-            yield Message(known.level, text, known.host, known.pid, known.dev, known.file)
+            yield NcclMessage(known.level, text, known.host, known.pid, known.dev, known.file)
             return
         prefixes = list(self._prefixes(line))
         before = (line[: prefixes[0].start] if prefixes else line).strip()
         if before:
-            yield Message("", before[:LONGEST_TEXT])
+            yield NcclMessage("", before[:LONGEST_TEXT])
         for index, prefix in enumerate(prefixes):
             end = prefixes[index + 1].start if index + 1 < len(prefixes) else len(line)
             text = line[prefix.end : end].strip()[:LONGEST_TEXT]
-            message = Message(prefix.level, text, prefix.host, prefix.pid, prefix.dev, _base(prefix.file), prefix.time)
+            message = NcclMessage(prefix.level, text, prefix.host, prefix.pid, prefix.dev, _base_name(prefix.file), prefix.time)
             if prefix.start == 0 and not prefix.time and prefix.level == "INFO" and len(self._known) < _MOST_KNOWN:
                 self._known[line[: prefix.end - 10]] = message
             yield message
@@ -121,6 +121,6 @@ class Cutter:
             self._hosts.add(host)
 
 
-def _base(path: str) -> str:
+def _base_name(path: str) -> str:
     """The file as NCCL names it; without the folders that it was built in, which RCCL prints."""
     return path if path.count("/") < 2 else path.rsplit("/", 1)[-1]

@@ -11,7 +11,7 @@ COLUMNS = ("func", "bytes", "algo", "proto", "channels", "count")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CollectiveChoice:
     """What NCCL chose for a collective of one size on one rank, and how often. `channels` is None before 2.24."""
 
     func: str | None
@@ -27,7 +27,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Comm:
+class Communicator:
     """One communicator: its size, and the ranks whose start and end of initialisation were seen."""
 
     nranks: int
@@ -36,7 +36,7 @@ class Comm:
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class NcclWarnLine:
     """One WARN line. `dev` is the CUDA device of the process, never a TP rank; `time` as NCCL (from 2.26) printed it."""
 
     host: str
@@ -49,7 +49,7 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class NcclAdvice:
     """Something to tell about the log that is no failure."""
 
     code: str
@@ -81,7 +81,7 @@ class NcclFacts:
     rocm: str = ""
     hip: str = ""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    tuning: tuple[Choice, ...] = ()
+    tuning: tuple[CollectiveChoice, ...] = ()
     tuning_dropped: int = 0
     transport: Mapping[str, int] = field(default_factory=dict)
     paths: Mapping[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class NcclFacts:
     ib_devices: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     bootstrap: str = ""
-    comms: Mapping[str, Comm] = field(default_factory=dict)
+    comms: Mapping[str, Communicator] = field(default_factory=dict)
     split_comms: int = 0
     gdr: bool | None = None
     coll_channels: int | None = None
@@ -98,9 +98,9 @@ class NcclFacts:
     p2p_channels: int | None = None
     nvls: bool | None = None
     plugins: Mapping[str, str] = field(default_factory=dict)
-    warns: tuple[Warn, ...] = ()
+    warns: tuple[NcclWarnLine, ...] = ()
     warns_dropped: int = 0
-    notes: tuple[Note, ...] = ()
+    notes: tuple[NcclAdvice, ...] = ()
     failure: NcclFailure | None = None
     info_lines: int = 0
     warn_lines: int = 0
@@ -142,19 +142,19 @@ class NcclFacts:
             "p2p_channels": self.p2p_channels,
             "nvls": self.nvls,
             "plugins": dict(self.plugins),
-            "warn": [_warn(warn) for warn in self.warns],
+            "warn": [_warn_json(warn) for warn in self.warns],
             "warn_dropped": self.warns_dropped,
             "notes": [{"code": note.code, "message": note.message, "hint": note.hint} for note in self.notes],
-            **_failure(self.failure),
+            **_failure_json(self.failure),
         }
 
 
-def _warn(warn: Warn) -> dict[str, Any]:
+def _warn_json(warn: NcclWarnLine) -> dict[str, Any]:
     shown = {"host": warn.host, "pid": warn.pid, "dev": warn.dev, "file": warn.file, "msg": warn.msg}
     return shown | ({"time": warn.time} if warn.time else {}) | ({"count": warn.count} if warn.count > 1 else {})
 
 
-def _failure(failure: NcclFailure | None) -> dict[str, Any]:
+def _failure_json(failure: NcclFailure | None) -> dict[str, Any]:
     if failure is None:
         return {"failure_class": None}
     named = {"variable": failure.variable, "value": failure.value, "function": failure.function, "datatype": failure.datatype}

@@ -13,7 +13,7 @@ _OURS = ("nccl_no_interface", "nccl_duplicate_gpu", "nccl_nvls_failed")
 NCCL_FAILURES: Mapping[str, Failure] = {name: FAILURES[name] for name in _OURS}
 """Classes that only NCCL's own lines tell apart; all rows are in `fleet_knowledge.failure_classes`."""
 
-RESULTS = (
+NCCL_RESULTS = (
     "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage",
     "ncclRemoteError", "ncclInProgress",
 )  # fmt: skip
@@ -30,7 +30,7 @@ _RESULT = re.compile(r"\b(nccl(?:UnhandledCudaError|SystemError|InternalError|In
 
 
 @dataclass(frozen=True, slots=True)
-class Symptom:
+class NcclErrorPattern:
     """Lines of one class. An earlier row is nearer to the root and wins over a later one."""
 
     failure_class: str
@@ -38,72 +38,72 @@ class Symptom:
     source: str
 
 
-def _row(failure_class: str, lines: str, source: str) -> Symptom:
-    return Symptom(failure_class, re.compile(lines), source)
+def _error_pattern(failure_class: str, lines: str, source: str) -> NcclErrorPattern:
+    return NcclErrorPattern(failure_class, re.compile(lines), source)
 
 
-SYMPTOMS = (
-    _row(
+NCCL_ERROR_PATTERNS = (
+    _error_pattern(
         "shm_too_small",
         r"(?:extend|create|allocate|map|posix_fallocate|[Ee]rror while (?:creating|attaching)).{0,80}/dev/shm/"
         r"|/dev/shm/nccl-\S+.{0,80}No space left"
         r"|[Ee]rror while (?:creating|attaching to) shared memory segment",
         "src/misc/shmutils.cc 2.18 - 2.30; nccl issue 342",
     ),
-    _row("nccl_invalid_usage", r"[Nn]o algorithm/protocol available", "src/enqueue.cc 2.18 - 2.30; nccl issue 1898"),
-    _row(
+    _error_pattern("nccl_invalid_usage", r"[Nn]o algorithm/protocol available", "src/enqueue.cc 2.18 - 2.30; nccl issue 1898"),
+    _error_pattern(
         "nccl_invalid_usage",
         r"Unrecognized (?:element|prefix) token|All entries except the first must have a prefix",
         "src/graph/tuning.cc 2.24 - 2.30",
     ),
-    _row("nccl_version_mismatch", r"Mismatched NCCL version|undefined symbol: nccl|NCCL version mismatch", "src/init.cc 2.28 - 2.30"),
-    _row("nccl_duplicate_gpu", r"Duplicate GPU detected|Multiple Ranks are using the same GPU", "src/init.cc 2.18 - 2.30"),
-    _row(
+    _error_pattern("nccl_version_mismatch", r"Mismatched NCCL version|undefined symbol: nccl|NCCL version mismatch", "src/init.cc 2.28 - 2.30"),
+    _error_pattern("nccl_duplicate_gpu", r"Duplicate GPU detected|Multiple Ranks are using the same GPU", "src/init.cc 2.18 - 2.30"),
+    _error_pattern(
         "nccl_no_interface",
         r"[Nn]o socket interface found|No usable listening interface found|No IP interface found",
         "src/bootstrap.cc, net_socket.cc",
     ),
-    _row(
+    _error_pattern(
         "nccl_nvls_failed",
         r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:multicast|[Mm]ulticast).{0,80}(?:fail|error)|cuMulticast\w+.{0,60}fail",
         "src/transport/nvls.cc 2.18 - 2.30",
     ),
-    _row("nccl_nvls_failed", r"^nvls\.cc: .*(?:[Ff]ailure|[Ff]ailed|[Ee]rror)", "src/transport/nvls.cc: a WARN of this file"),
-    _row("nvlink_error", r"P2P is disabled between NVLINK connected GPUs", "src/graph/paths.cc 2.18 - 2.30"),
-    _row("p2p_unsupported", r"[Pp]eer access is not supported between these two devices", "CUDA error 217"),
-    _row(
+    _error_pattern("nccl_nvls_failed", r"^nvls\.cc: .*(?:[Ff]ailure|[Ff]ailed|[Ee]rror)", "src/transport/nvls.cc: a WARN of this file"),
+    _error_pattern("nvlink_error", r"P2P is disabled between NVLINK connected GPUs", "src/graph/paths.cc 2.18 - 2.30"),
+    _error_pattern("p2p_unsupported", r"[Pp]eer access is not supported between these two devices", "CUDA error 217"),
+    _error_pattern(
         "ib_error",
         r"NET/IB.{0,40}(?:Got completion .{0,80}(?:error|status)|[Gg]ot async event|Unable to (?:open|query))"
         r"|ibv_\w+ failed",
         "src/transport/net_ib, src/misc/ibvwrap.cc 2.18 - 2.30",
     ),
-    _row(
+    _error_pattern(
         "nccl_unreachable",
         r"[Cc]onnect(?: to \S+)? (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
         "src/misc/socket.cc 2.18 - 2.30",
     ),
-    _row(
+    _error_pattern(
         "nccl_init_failed",
         r"[Cc]uda failure|CUDA failure|No transport found for rank|has no transport for|failed to peer with device"
         r"|cudaIpcGetMemHandle failed"
         r"|Could not (?:open|find) .{0,40}topology",
         "src/init.cc, checks.h, transport.cc 2.18 - 2.30",
     ),
-    _row(
+    _error_pattern(
         "nccl_timeout",
         r"Watchdog caught collective operation timeout|collective operation timeout|NCCL.{0,40}timed out in"
         r"|watchdog thread terminated with exception",
         "PyTorch ProcessGroupNCCL.cpp",
     ),
-    _row(
+    _error_pattern(
         "nccl_peer_lost",
         r"remote process exited or there was a network error|ncclRemoteError|[Cc]onnection (?:closed|reset) by (?:remote )?peer"
         r"|Socket recv failed|[Cc]onnection refused|exceeded (?:error )?retr|Could not receive type from localRank"
         r"|socketProgress: Connection closed|Message truncated",
         "src/misc/socket.cc, src/proxy.cc 2.18 - 2.30",
     ),
-    _row("nccl_invalid_usage", r"ncclInvalid(?:Usage|Argument)|NCCL error.{0,200}invalid (?:usage|argument)", "PyTorch NCCLUtils.hpp"),
-    _row(
+    _error_pattern("nccl_invalid_usage", r"ncclInvalid(?:Usage|Argument)|NCCL error.{0,200}invalid (?:usage|argument)", "PyTorch NCCLUtils.hpp"),
+    _error_pattern(
         "nccl_init_failed",
         r"NCCL error.{0,200}(?:unhandled (?:cuda|system) error|internal error)|nccl(?:UnhandledCuda|System|Internal)Error",
         "PyTorch NCCLUtils.hpp",
@@ -115,21 +115,21 @@ _TOKEN = re.compile(r'Unrecognized (?:element|prefix) token "(?P<token>[^"]*)" w
 _CUDA = re.compile(r"[Cc][Uu][Dd][Aa] failure(?: \d+)? '(?P<reason>[^']*)'")
 
 
-def rank_of(text: str) -> int | None:
+def match_error(text: str) -> int | None:
     """The place of the row that `text` is a line of; None when it is no error."""
-    return next((place for place, row in enumerate(SYMPTOMS) if row.lines.search(text)), None)
+    return next((place for place, row in enumerate(NCCL_ERROR_PATTERNS) if row.lines.search(text)), None)
 
 
-def result_of(text: str) -> str:
+def read_result(text: str) -> str:
     """NCCL's result that `text` names, as `ncclSystemError (2)`; empty when it names none."""
     found = _RESULT.search(text)
-    number = RESULTS.index(found[1]) if found else next((code for words, code in _RESULT_WORDS.items() if words in text), 0)
-    return f"{RESULTS[number]} ({number})" if number else ""
+    number = NCCL_RESULTS.index(found[1]) if found else next((code for words, code in _RESULT_WORDS.items() if words in text), 0)
+    return f"{NCCL_RESULTS[number]} ({number})" if number else ""
 
 
-def explain(place: int, text: str, result: str) -> NcclFailure:
+def build_failure(place: int, text: str, result: str) -> NcclFailure:
     """The failure of the row at `place`, with what its line names."""
-    name = SYMPTOMS[place].failure_class
+    name = NCCL_ERROR_PATTERNS[place].failure_class
     row = FAILURES.get(name)
     named, was_set, token = _NAMED.search(text), _SET.search(text), _TOKEN.search(text)
     failure = NcclFailure(
@@ -148,7 +148,7 @@ def explain(place: int, text: str, result: str) -> NcclFailure:
 
 def _with_hint(failure: NcclFailure, text: str) -> NcclFailure:
     if failure.failure_class == "nccl_invalid_usage" and failure.function:
-        return replace(failure, hint=_no_algorithm(failure))
+        return replace(failure, hint=_no_algorithm_hint(failure))
     token = _TOKEN.search(text)
     if token:
         unknown = f"NCCL does not know `{token['token']}` in `{token['value']}`, and refuses unknown words from 2.24 on"
@@ -156,11 +156,11 @@ def _with_hint(failure: NcclFailure, text: str) -> NcclFailure:
         return replace(failure, hint=f"{unknown}. {cure}")
     cuda = _CUDA.search(text)
     if failure.failure_class == "nccl_init_failed" and cuda:
-        return replace(failure, hint=_cuda(cuda["reason"]))
+        return replace(failure, hint=_cuda_hint(cuda["reason"]))
     return failure
 
 
-def _no_algorithm(failure: NcclFailure) -> str:
+def _no_algorithm_hint(failure: NcclFailure) -> str:
     setting = f"{failure.variable}={failure.value}" if failure.variable else "The setting"
     example = f"allreduce:{failure.value.lower()}" + ("" if "ring" in failure.value.lower() else ",ring")
     cure = f"{failure.variable}='{example}'" if failure.variable == "NCCL_ALGO" else "NCCL_ALGO or NCCL_PROTO for that collective alone"
@@ -170,7 +170,7 @@ def _no_algorithm(failure: NcclFailure) -> str:
     )
 
 
-def _cuda(reason: str) -> str:
+def _cuda_hint(reason: str) -> str:
     first = f"CUDA refused an operation while NCCL initialised ('{reason}')."
     if "not supported" in reason:
         cause = "cuMem or P2P on a virtual GPU or virtualised PCIe gives this"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from fleet_knowledge.nccl.log import nccl_failures
-from fleet_knowledge.nccl.log.algorithm_choices import Choices
-from fleet_knowledge.nccl.log.communicators import Comms
-from fleet_knowledge.nccl.log.message_split import Cutter, Message
-from fleet_knowledge.nccl.log.nccl_advice import notes_of
-from fleet_knowledge.nccl.log.nccl_facts import NcclFacts, Warn
+from fleet_knowledge.nccl.log.algorithm_choices import ChoiceTable
+from fleet_knowledge.nccl.log.communicators import CommunicatorTable
+from fleet_knowledge.nccl.log.message_split import MessageSplitter, NcclMessage
+from fleet_knowledge.nccl.log.nccl_advice import add_advice
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts, NcclWarnLine
 from fleet_knowledge.nccl.log.transports import Transports
 
 LONGEST_LINE = 65_536
@@ -41,15 +41,15 @@ class NcclReader:
     """Feed it any lines; those that are not NCCL's cost one look. Never raises on any text."""
 
     def __init__(self) -> None:
-        self._cutter = Cutter()
-        self._choices = Choices()
-        self._comms = Comms()
+        self._splitter = MessageSplitter()
+        self._choices = ChoiceTable()
+        self._comms = CommunicatorTable()
         self._transports = Transports()
         self._versions: dict[str, None] = {}
         self._settings: dict[str, dict[str, None]] = {}
         self._networks: dict[str, None] = {}
         self._plugins: dict[str, str] = {}
-        self._warns: dict[tuple[str, str], Warn] = {}
+        self._warns: dict[tuple[str, str], NcclWarnLine] = {}
         self._seen: dict[str, bool] = {}
         self._channels: tuple[int, int | None, int] | None = None
         self._library = self._rocm = self._hip = ""
@@ -66,8 +66,8 @@ class NcclReader:
         self._times = times
         if "CCL" not in line and "nccl" not in line and not self._continues(line):
             return
-        for message in self._cutter.cut(line[:LONGEST_LINE].rstrip("\r\n")):
-            self._take(message)
+        for message in self._splitter.split(line[:LONGEST_LINE].rstrip("\r\n")):
+            self._read_message(message)
 
     def _continues(self, line: str) -> bool:
         """Lines without the word that belong to one with it: RCCL's version block, and what follows PyTorch's `Last error:`."""
@@ -75,11 +75,11 @@ class NcclReader:
             return line.strip() != ""
         return self._library == "RCCL" and line.startswith(("HIP version", "ROCm version"))
 
-    def _take(self, message: Message) -> None:
+    def _read_message(self, message: NcclMessage) -> None:
         self._follows_error = message.text.endswith("Last error:")
         if message.level in ("", "WARN", "ABORT"):
             nvls = message.level == "WARN" and "nvls.cc:" in message.file
-            self._judge(f"nvls.cc: {message.text}" if nvls else message.text)
+            self._keep_worst_error(f"nvls.cc: {message.text}" if nvls else message.text)
         if message.level == "WARN":
             self._warn(message)
         elif message.level:
@@ -88,25 +88,25 @@ class NcclReader:
             if read(message):
                 return
 
-    def _judge(self, text: str) -> None:
+    def _keep_worst_error(self, text: str) -> None:
         """Keep the error that is nearest to the root, and NCCL's first result."""
-        place = nccl_failures.rank_of(text)
+        place = nccl_failures.match_error(text)
         if place is not None and (self._worst is None or place < self._worst[0]):
             self._worst = place, text
-        self._result = self._result or nccl_failures.result_of(text)
+        self._result = self._result or nccl_failures.read_result(text)
 
-    def _warn(self, message: Message) -> None:
+    def _warn(self, message: NcclMessage) -> None:
         self._warn_lines += self._times
         key = message.file, message.text
         known = self._warns.get(key)
         if known:
-            self._warns[key] = Warn(known.host, known.pid, known.dev, known.file, known.msg, known.time, known.count + self._times)
+            self._warns[key] = NcclWarnLine(known.host, known.pid, known.dev, known.file, known.msg, known.time, known.count + self._times)
         elif len(self._warns) < _MOST_WARNS:
-            self._warns[key] = Warn(message.host, message.pid, message.dev, message.file, message.text, message.time, self._times)
+            self._warns[key] = NcclWarnLine(message.host, message.pid, message.dev, message.file, message.text, message.time, self._times)
         else:
             self._warns_dropped += 1
 
-    def _version(self, message: Message) -> bool:
+    def _version(self, message: NcclMessage) -> bool:
         if "version" not in message.text and "nccl==" not in message.text:
             return False
         found = _VERSION.search(message.text)
@@ -121,22 +121,22 @@ class NcclReader:
             self._hip, self._rocm = (block["version"], self._rocm) if block["what"] == "HIP" else (self._hip, block["version"])
         return block is not None
 
-    def _choice(self, message: Message) -> bool:
-        return " Bytes -> " in message.text and self._choices.take(message.process, message.text, self._times)
+    def _choice(self, message: NcclMessage) -> bool:
+        return " Bytes -> " in message.text and self._choices.add_line(message.process, message.text, self._times)
 
-    def _comm(self, message: Message) -> bool:
-        return " - Init " in message.text and self._comms.take(message.process, message.text)
+    def _comm(self, message: NcclMessage) -> bool:
+        return " - Init " in message.text and self._comms.add_line(message.process, message.text)
 
-    def _transports_line(self, message: Message) -> bool:
+    def _transports_line(self, message: NcclMessage) -> bool:
         if "P2P is disabled" in message.text or "Could not enable P2P" in message.text:
             self._seen["p2p_off"] = True
         if "iommu=pt" in message.text:
             self._seen["iommu"] = True
         if "NUMA auto balancing" in message.text:
             self._seen["numa_balancing"] = True
-        return self._transports.take(message.text)
+        return self._transports.add_line(message.text)
 
-    def _setting(self, message: Message) -> bool:
+    def _setting(self, message: NcclMessage) -> bool:
         text = message.text
         if " set " in text and (found := _SETTING.search(text)) is not None:
             value = found["value"].strip()
@@ -166,7 +166,7 @@ class NcclReader:
             if len(values) < _MOST_VALUES:
                 values.setdefault(value)
 
-    def _init(self, message: Message) -> bool:
+    def _init(self, message: NcclMessage) -> bool:
         text = message.text
         if " channels" in text and (found := _CHANNELS.search(text)) is not None:
             self._channels = int(found["coll"]), int(found["nvls"]), int(found["p2p"])
@@ -196,7 +196,7 @@ class NcclReader:
             rocm=self._rocm,
             hip=self._hip,
             settings={name: tuple(values) for name, values in self._settings.items()},
-            tuning=self._choices.rows(self._comms.ranks()),
+            tuning=self._choices.rows(self._comms.rank_by_process()),
             tuning_dropped=self._choices.dropped,
             transport=dict(self._transports.kinds),
             paths=dict(self._transports.paths),
@@ -205,8 +205,8 @@ class NcclReader:
             ib_devices=tuple(self._transports.ib_devices),
             interfaces=tuple(self._transports.interfaces),
             bootstrap=self._transports.bootstrap,
-            comms=self._comms.made(),
-            split_comms=self._comms.splits(),
+            comms=self._comms.communicators(),
+            split_comms=self._comms.split_count(),
             gdr=self._gdr if self._gdr is not None else self._transports.gdr,
             coll_channels=coll,
             nvls_channels=nvls_channels,
@@ -215,11 +215,11 @@ class NcclReader:
             plugins=dict(self._plugins),
             warns=tuple(self._warns.values()),
             warns_dropped=self._warns_dropped,
-            failure=nccl_failures.explain(*self._worst, self._result) if self._worst else None,
+            failure=nccl_failures.build_failure(*self._worst, self._result) if self._worst else None,
             info_lines=self._info_lines,
             warn_lines=self._warn_lines,
         )
-        return notes_of(shown, frozenset(self._seen))
+        return add_advice(shown, frozenset(self._seen))
 
 
 def _is_sentence(value: str) -> bool:

@@ -30,16 +30,16 @@ class Transports:
         self.bootstrap = ""
         self.gdr: bool | None = None
 
-    def take(self, text: str) -> bool:
+    def add_line(self, text: str) -> bool:
         """Take what `text` tells of transports; False when it tells nothing."""
         if "] -> " in text and " via " in text:
             return self._channel(text)
         if "Using " not in text:
             return False
         if text.startswith("NET/IB"):
-            _name_all(self.ib_devices, _IB_DEVICE.findall(text))
+            _remember_names(self.ib_devices, _IB_DEVICE.findall(text))
         elif text.startswith("NET/Socket"):
-            _name_all(self.interfaces, _INTERFACE.findall(text))
+            _remember_names(self.interfaces, _INTERFACE.findall(text))
         elif (found := _BOOTSTRAP.search(text)) is not None:
             self.bootstrap = self.bootstrap or found[1]
         else:
@@ -69,7 +69,7 @@ class Transports:
         return tuple((*pair, count) for pair, count in sorted(self._pairs.items()))
 
 
-def bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
+def container_bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
     """Interfaces that belong to containers and reach no other host."""
     return tuple(name for name in interfaces if _BRIDGE.match(name))
 
@@ -84,7 +84,7 @@ def _path(via: str) -> str:
     return "/".join((kind, *(part.strip() for part in parts[1:2])))
 
 
-def _name_all(known: dict[str, None], names: list[str]) -> None:
+def _remember_names(known: dict[str, None], names: list[str]) -> None:
     for name in names:
         if len(known) < _MOST_NAMES:
             known.setdefault(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from fleet_knowledge.nccl.variables.value_types import Fault, Outcome
+from fleet_knowledge.nccl.variables.value_types import InvalidValueEffect, ValueFault
 from fleet_knowledge.release import Between, Release
 
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
@@ -31,7 +31,7 @@ _GATHERS = ("ring", "nvls", "collnetdirect", "pat")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AlgoProtoEntry:
     """One entry of the list: the function it is for (empty: all), whether it excludes, and the words."""
 
     function: str
@@ -39,64 +39,64 @@ class Part:
     words: tuple[str, ...]
 
 
-def parts(value: str) -> Iterator[Part]:
+def parse_entries(value: str) -> Iterator[AlgoProtoEntry]:
     """The entries of `a,b;allreduce:^c`, words as they are written."""
     for entry in value.split(";"):
         function, colon, listed = entry.partition(":")
         if not colon:
             function, listed = "", entry
-        yield Part(function, listed.startswith("^"), tuple(listed.removeprefix("^").split(",")))
+        yield AlgoProtoEntry(function, listed.startswith("^"), tuple(listed.removeprefix("^").split(",")))
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgoProtoValue:
     """The legal texts of one of the two variables."""
 
     words: Mapping[str, Between]
     kills_when_empty: bool  # before 2.24 a list without a known word leaves no protocol at all, but for algorithms Ring and Tree
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Unknown words first, then what only some versions read."""
-        listed = tuple(parts(value))
+        listed = tuple(parse_entries(value))
         return next(
             (fault for judge in (self._unknown, self._grammar, self._too_new) for fault in judge(listed, release) if fault),
             None,
         )
 
-    def _unknown(self, listed: tuple[Part, ...], release: Release | None) -> Iterator[Fault]:
+    def _unknown(self, listed: tuple[AlgoProtoEntry, ...], release: Release | None) -> Iterator[ValueFault]:
         known = {word.lower() for word in self.words}
         functions = {function.lower() for function in FUNCTIONS}
         for part in listed:
             if part.function and part.function.lower() not in functions:
-                yield Fault(Outcome.REFUSED, f"`{part.function}` is no collective", f"write one of {', '.join(FUNCTIONS)}")
+                yield ValueFault(InvalidValueEffect.REFUSED, f"`{part.function}` is no collective", f"write one of {', '.join(FUNCTIONS)}")
             for word in part.words:
                 if word.lower() not in known:
                     yield self._unknown_word(word, release)
 
-    def _unknown_word(self, word: str, release: Release | None) -> Fault:
+    def _unknown_word(self, word: str, release: Release | None) -> ValueFault:
         near = get_close_matches(word.strip().lower(), [name.lower() for name in self.words], n=1, cutoff=0.5)
         spelled = {name.lower(): name for name in self.words}
         cure = f"did you mean {spelled[near[0]]}?" if near else f"there are {', '.join(self.words)}"
         refused = release is None or FUNCTION_LISTS.holds(release) or self.kills_when_empty
-        return Fault(Outcome.REFUSED if refused else Outcome.IGNORED, f"`{word}` is none of {', '.join(self.words)}", cure)
+        return ValueFault(InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED, f"`{word}` is none of {', '.join(self.words)}", cure)
 
-    def _grammar(self, listed: tuple[Part, ...], release: Release | None) -> Iterator[Fault]:
+    def _grammar(self, listed: tuple[AlgoProtoEntry, ...], release: Release | None) -> Iterator[ValueFault]:
         if any(not part.function for part in listed[1:]):
-            yield Fault(Outcome.REFUSED, "every entry after the first needs its collective", "write `ring;allreduce:tree`", FUNCTION_LISTS)
+            yield ValueFault(InvalidValueEffect.REFUSED, "every entry after the first needs its collective", "write `ring;allreduce:tree`", FUNCTION_LISTS)
         if any(part.function for part in listed) or len(listed) > 1:
-            fault = Fault(Outcome.MISREAD, "NCCL reads `collective:list` from 2.24 on", "write a plain list", Between("", "2.23.99"))
+            fault = ValueFault(InvalidValueEffect.MISREAD, "NCCL reads `collective:list` from 2.24 on", "write a plain list", Between("", "2.23.99"))
             if release is not None and not FUNCTION_LISTS.holds(release):
                 yield fault
 
-    def _too_new(self, listed: tuple[Part, ...], release: Release | None) -> Iterator[Fault]:
+    def _too_new(self, listed: tuple[AlgoProtoEntry, ...], release: Release | None) -> Iterator[ValueFault]:
         spelled = {name.lower(): name for name in self.words}
         for word in (word for part in listed for word in part.words):
             versions = self.words[spelled[word.lower()]]
             if release is not None and not versions.holds(release):
                 refused = FUNCTION_LISTS.holds(release)
-                yield Fault(Outcome.REFUSED if refused else Outcome.IGNORED, f"{spelled[word.lower()]} exists {versions}, not in {release}")
+                yield ValueFault(InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED, f"{spelled[word.lower()]} exists {versions}, not in {release}")
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """NCCL repeats the text."""
         return asked.strip().lower() == logged.strip().lower()
 
@@ -104,23 +104,23 @@ class Choice:
         return f"{', '.join(self.words)}; lists, `^` excludes; from 2.24 `allreduce:…;…`"
 
 
-def chosen(value: str, function: str, words: Mapping[str, Between]) -> frozenset[str]:
+def allowed_words(value: str, function: str, words: Mapping[str, Between]) -> frozenset[str]:
     """The words that `value` leaves for a collective, in small letters."""
     every = frozenset(word.lower() for word in words)
     left = every
-    for part in parts(value):
+    for part in parse_entries(value):
         if not part.function or part.function.lower() == function.lower():
             named = frozenset(word.strip().lower() for word in part.words)
             left = every - named if part.excludes else every & named
     return left
 
 
-def without_algorithm(value: str) -> tuple[str, ...]:
+def collectives_without_algorithm(value: str) -> tuple[str, ...]:
     """Collectives for which NCCL_ALGO=`value` leaves no algorithm that has an implementation (from 2.24 their first call fails)."""
-    return tuple(function for function in FUNCTIONS if not any(_has(word, function) for word in chosen(value, function, ALGORITHMS)))
+    return tuple(function for function in FUNCTIONS if not any(_has_implementation(word, function) for word in allowed_words(value, function, ALGORITHMS)))
 
 
-def _has(algorithm: str, function: str) -> bool:
+def _has_implementation(algorithm: str, function: str) -> bool:
     if function == "AllReduce":
         return algorithm != "pat"
     return algorithm in _GATHERS if function in ("AllGather", "ReduceScatter") else algorithm == "ring"

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from fleet_knowledge.nccl.variables.known_variables import VARIABLES
-from fleet_knowledge.nccl.variables.variable import Variable, span
+from fleet_knowledge.nccl.variables.variable import NcclVariable, describe_versions
 
 _HEAD = "| variable | what it sets | values | default | versions | read |\n|---|---|---|---|---|---|"
 
 
-def table() -> str:
+def render_variable_table() -> str:
     """One line for each variable, those that every launch reads first, then by name."""
     rows = sorted(VARIABLES.values(), key=lambda row: (row.name.startswith("RCCL"), not row.always_read, row.name))
     return "\n".join((_HEAD, *map(_line, rows)))
 
 
-def _line(row: Variable) -> str:
-    default = "; ".join(f"{value} ({span(versions)})" for versions, value in row.defaults) or row.default
+def _line(row: NcclVariable) -> str:
+    default = "; ".join(f"{value} ({describe_versions(versions)})" for versions, value in row.defaults) or row.default
     cells = (f"`{row.name}`", _meaning(row), str(row.values), default, _versions(row), _read(row))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _meaning(row: Variable) -> str:
+def _meaning(row: NcclVariable) -> str:
     return f"{row.meaning}. {row.note}" if row.note else row.meaning
 
 
-def _versions(row: Variable) -> str:
-    known = "" if not row.exists.first and not row.exists.last else span(row.exists)
-    old = f"deprecated {span(row.deprecated)}" if row.deprecated else ""
+def _versions(row: NcclVariable) -> str:
+    known = "" if not row.exists.first and not row.exists.last else describe_versions(row.exists)
+    old = f"deprecated {describe_versions(row.deprecated)}" if row.deprecated else ""
     instead = f"use `{row.replaced_by}`" if row.replaced_by else ""
     return ", ".join(filter(None, (known, old, instead)))
 
 
-def _read(row: Variable) -> str:
+def _read(row: NcclVariable) -> str:
     if row.never_logged:
         return "never named in the log"
     return "always" if row.always_read else f"when {row.read_when}" if row.read_when else "by no version in use"

@@ -14,42 +14,47 @@ from fleet_knowledge.nccl.variables import (
     system_variables,
     transfer_variables,
 )
-from fleet_knowledge.nccl.variables.algo_proto_grammar import FUNCTIONS, PROTOCOLS, chosen, parts
-from fleet_knowledge.nccl.variables.undocumented_variables import FOREIGN, UNDOCUMENTED
-from fleet_knowledge.nccl.variables.value_types import Outcome
-from fleet_knowledge.nccl.variables.variable import Variable
+from fleet_knowledge.nccl.variables.algo_proto_grammar import (
+    FUNCTIONS,
+    PROTOCOLS,
+    allowed_words,
+    parse_entries,
+)
+from fleet_knowledge.nccl.variables.undocumented_variables import FOREIGN_OWNERS, UNDOCUMENTED
+from fleet_knowledge.nccl.variables.value_types import InvalidValueEffect
+from fleet_knowledge.nccl.variables.variable import NcclVariable
 from fleet_knowledge.release import Release
 
-NEWEST_READ = "2.30.7"
+NEWEST_NCCL_READ = "2.30.7"
 """The newest NCCL whose sources the table was checked against."""
 
-_TABLES = (transfer_variables.ROWS, system_variables.ROWS, network_variables.ROWS, rccl_variables.ROWS)
+_TABLES = (transfer_variables.TRANSFER_VARIABLES, system_variables.SYSTEM_VARIABLES, network_variables.NETWORK_VARIABLES, rccl_variables.RCCL_VARIABLES)
 
-VARIABLES: Mapping[str, Variable] = {row.name: row for table in _TABLES for row in table}
+VARIABLES: Mapping[str, NcclVariable] = {row.name: row for table in _TABLES for row in table}
 """Every documented variable by its name."""
 
 
-def find(name: str) -> Variable | None:
+def find_variable(name: str) -> NcclVariable | None:
     """The row of `name`; None for one that no documentation has."""
     return VARIABLES.get(name)
 
 
-def is_ours(name: str) -> bool:
+def is_nccl_name(name: str) -> bool:
     """True for a name that NCCL or RCCL could read."""
     return name.startswith(("NCCL_", "RCCL_"))
 
 
 def is_known(name: str) -> bool:
     """True when documentation or source of some version has it, or another tool is known to read it."""
-    return name in VARIABLES or name in UNDOCUMENTED or whose(name) != ""
+    return name in VARIABLES or name in UNDOCUMENTED or foreign_owner(name) != ""
 
 
-def whose(name: str) -> str:
+def foreign_owner(name: str) -> str:
     """The other tool that reads a name of NCCL's form, such as a plug-in or PyTorch; empty for NCCL's own."""
-    return next((owner for start, owner in FOREIGN.items() if name == start or (start.endswith("_") and name.startswith(start))), "")
+    return next((owner for start, owner in FOREIGN_OWNERS.items() if name == start or (start.endswith("_") and name.startswith(start))), "")
 
 
-def nearest(name: str) -> str:
+def nearest_variable(name: str) -> str:
     """The known name most like `name`; empty when none is."""
     found = get_close_matches(name[:80], [*VARIABLES, *UNDOCUMENTED], n=1, cutoff=0.75)
     return found[0] if found else ""
@@ -59,13 +64,13 @@ def is_legal(name: str, value: str, release: Release | None = None) -> bool:
     """True unless `value` is refused, ignored, misread or adjusted in `release`; unknown names are never illegal."""
     row = VARIABLES.get(name)
     fault = row.fault(value, release) if row else None
-    return fault is None or fault.outcome is Outcome.DISCOURAGED
+    return fault is None or fault.outcome is InvalidValueEffect.DISCOURAGED
 
 
 def needs_output_check(name: str, value: str) -> bool:
     """True when the value forces LL128, which corrupts data on hardware that does not keep the order of 128-byte stores."""
     if name == "RCCL_LL128_FORCE_ENABLE":
         return value.strip() == "1"
-    if name != "NCCL_PROTO" or all(part.excludes for part in parts(value)):
+    if name != "NCCL_PROTO" or all(part.excludes for part in parse_entries(value)):
         return False
-    return any("ll128" in chosen(value, function, PROTOCOLS) for function in FUNCTIONS)
+    return any("ll128" in allowed_words(value, function, PROTOCOLS) for function in FUNCTIONS)

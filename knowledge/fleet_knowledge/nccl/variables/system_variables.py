@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.nccl.variables.value_types import FilePath, Names, Number, Text
-from fleet_knowledge.nccl.variables.variable import NEVER, Variable
+from fleet_knowledge.nccl.variables.value_types import (
+    FilePathValue,
+    NamesValue,
+    NumberValue,
+    TextValue,
+)
+from fleet_knowledge.nccl.variables.variable import NEVER, NcclVariable
 from fleet_knowledge.release import Between
 
-_FLAG = Number(choices=(0, 1))
+_FLAG = NumberValue(choices=(0, 1))
 SUBSYSTEMS = (
     "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG",
     "PROFILE", "RAS", "DESTROY", "ALL",
@@ -17,86 +22,86 @@ _MULTI = "the server spans hosts"
 _MNNVL = "GPUs are in one NVLink domain over several hosts"
 
 _LOG = (
-    Variable(
+    NcclVariable(
         "NCCL_DEBUG",
-        Names(("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE")),
+        NamesValue(("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE")),
         "what NCCL logs",
         logged=NEVER,
         note="INFO and TRACE cost time in a measured run.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_DEBUG_SUBSYS",
-        Names(SUBSYSTEMS, many=",", excludes=True),
+        NamesValue(SUBSYSTEMS, many=",", excludes=True),
         "parts of the INFO log",
         default="INIT,BOOTSTRAP,ENV",
         exists=Between("2.3.4"),
         logged=NEVER,
         note="Algorithm and protocol are logged with TUNING, which must be added.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_DEBUG_FILE",
-        FilePath(),
+        FilePathValue(),
         "where the log goes; %h host, %p process",
         exists=Between("2.2.12"),
         logged=NEVER,
         note="Keeps NCCL's lines out of the server's log.",
     ),
-    Variable("NCCL_DEBUG_TIMESTAMP_FORMAT", Text("a strftime format"), "stamp of log lines", exists=Between("2.26"), logged=NEVER),
-    Variable(
+    NcclVariable("NCCL_DEBUG_TIMESTAMP_FORMAT", TextValue("a strftime format"), "stamp of log lines", exists=Between("2.26"), logged=NEVER),
+    NcclVariable(
         "NCCL_DEBUG_TIMESTAMP_LEVELS",
-        Names((*_LOG_LEVELS, "ALL"), many=",", excludes=True),
+        NamesValue((*_LOG_LEVELS, "ALL"), many=",", excludes=True),
         "which lines get a stamp",
         default="WARN",
         exists=Between("2.26"),
         logged=NEVER,
     ),
-    Variable("NCCL_WARN_ENABLE_DEBUG_INFO", _FLAG, "INFO after the first warning", "0", logged=NEVER, source="src/debug.cc 2.19 - 2.30"),
-    Variable("NCCL_SET_THREAD_NAME", _FLAG, "names of NCCL's threads", "0", exists=Between("2.12"), read_when="a helper thread starts"),
+    NcclVariable("NCCL_WARN_ENABLE_DEBUG_INFO", _FLAG, "INFO after the first warning", "0", logged=NEVER, source="src/debug.cc 2.19 - 2.30"),
+    NcclVariable("NCCL_SET_THREAD_NAME", _FLAG, "names of NCCL's threads", "0", exists=Between("2.12"), read_when="a helper thread starts"),
 )
 _FILES = (
-    Variable(
+    NcclVariable(
         "NCCL_CONF_FILE",
-        FilePath(),
+        FilePathValue(),
         "the user's file of variables",
         exists=Between("2.23"),
         logged=NEVER,
         note="In place of ~/.nccl.conf. A variable of the process wins over it, it wins over /etc/nccl.conf.",
     ),
-    Variable("NCCL_TOPO_FILE", FilePath(), "topology from a file", exists=Between("2.6"), always_read=True),
-    Variable("NCCL_TOPO_DUMP_FILE", FilePath(), "where the topology is written", exists=Between("2.6"), read_when="on rank 0"),
-    Variable("NCCL_HOSTID", Text(), "what tells hosts apart", always_read=True, source="src/misc/utils.cc 2.18 - 2.30"),
-    Variable("NCCL_IGNORE_CPU_AFFINITY", _FLAG, "the GPU's CPUs instead of the job's", "0", exists=Between("2.4.6"), always_read=True),
+    NcclVariable("NCCL_TOPO_FILE", FilePathValue(), "topology from a file", exists=Between("2.6"), always_read=True),
+    NcclVariable("NCCL_TOPO_DUMP_FILE", FilePathValue(), "where the topology is written", exists=Between("2.6"), read_when="on rank 0"),
+    NcclVariable("NCCL_HOSTID", TextValue(), "what tells hosts apart", always_read=True, source="src/misc/utils.cc 2.18 - 2.30"),
+    NcclVariable("NCCL_IGNORE_CPU_AFFINITY", _FLAG, "the GPU's CPUs instead of the job's", "0", exists=Between("2.4.6"), always_read=True),
 )
 _PLUGINS = (
-    Variable(
+    NcclVariable(
         "NCCL_TUNER_PLUGIN",
-        FilePath(plugin=True),
+        FilePathValue(plugin=True),
         "library that chooses algorithm and protocol",
         exists=Between("2.19"),
         read_when="NCCL looks for a tuner",
         note="Can overrule NCCL_ALGO and NCCL_PROTO.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_NET_PLUGIN",
-        FilePath(plugin=True),
+        FilePathValue(plugin=True),
         "library of the network",
         exists=Between("2.11"),
         read_when="NCCL looks for a network",
         note="Some set NCCL_PROTO or NCCL_BUFFSIZE in the process.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_PROFILER_PLUGIN",
-        FilePath(plugin=True),
+        FilePathValue(plugin=True),
         "library that observes, as the inspector",
         exists=Between("2.23"),
         read_when="NCCL loads it",
     ),
-    Variable(
-        "NCCL_ENV_PLUGIN", FilePath(plugin=True), "library that answers for variables", exists=Between("2.28"), read_when="NCCL loads it"
+    NcclVariable(
+        "NCCL_ENV_PLUGIN", FilePathValue(plugin=True), "library that answers for variables", exists=Between("2.28"), read_when="NCCL loads it"
     ),
-    Variable(
+    NcclVariable(
         "NCCL_GIN_PLUGIN",
-        FilePath(plugin=True),
+        FilePathValue(plugin=True),
         "library for GPU-initiated networking",
         exists=Between("2.29.7"),
         read_when="NCCL loads it",
@@ -104,7 +109,7 @@ _PLUGINS = (
     ),
 )
 _CHECKS = (
-    Variable(
+    NcclVariable(
         "NCCL_CHECK_POINTERS",
         _FLAG,
         "check pointers of each call",
@@ -114,15 +119,15 @@ _CHECKS = (
         replaced_by="NCCL_CHECK_MODE",
         always_read=True,
     ),
-    Variable(
+    NcclVariable(
         "NCCL_CHECK_MODE",
-        Names(("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL")),
+        NamesValue(("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL")),
         "check arguments",
         "DEFAULT",
         exists=Between("2.29.7"),
         always_read=True,
     ),
-    Variable(
+    NcclVariable(
         "NCCL_CHECKS_DISABLE",
         _FLAG,
         "no checks",
@@ -131,11 +136,11 @@ _CHECKS = (
         replaced_by="NCCL_CHECK_POINTERS",
         read_when="before 2.2.12",
     ),
-    Variable("NCCL_COMM_BLOCKING", _FLAG, "calls may block", exists=Between("2.14"), always_read=True),
-    Variable(
-        "NCCL_COMM_ID", Text("HOST:PORT"), "where ranks meet", read_when="the program makes no identifier itself", source="src/bootstrap.cc"
+    NcclVariable("NCCL_COMM_BLOCKING", _FLAG, "calls may block", exists=Between("2.14"), always_read=True),
+    NcclVariable(
+        "NCCL_COMM_ID", TextValue("HOST:PORT"), "where ranks meet", read_when="the program makes no identifier itself", source="src/bootstrap.cc"
     ),
-    Variable(
+    NcclVariable(
         "NCCL_SET_STACK_SIZE",
         _FLAG,
         "stack of kernels at its largest",
@@ -143,7 +148,7 @@ _CHECKS = (
         exists=Between("2.9"),
         read_when="a kernel needs a local stack",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_LAUNCH_ORDER_IMPLICIT",
         _FLAG,
         "order of calls between communicators",
@@ -151,7 +156,7 @@ _CHECKS = (
         exists=Between("2.26"),
         read_when="a collective is launched",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_LAUNCH_RACE_FATAL",
         _FLAG,
         "racing launches are an error",
@@ -159,22 +164,22 @@ _CHECKS = (
         exists=Between("2.26"),
         read_when="NCCL_LAUNCH_ORDER_IMPLICIT is 1",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_MULTI_RANK_GPU_ENABLE", _FLAG, "several ranks on one GPU", "0", exists=Between("2.30"), read_when="two ranks share a GPU"
     ),
-    Variable("NCCL_RAS_ENABLE", _FLAG, "service that tells the state of jobs", "1", exists=Between("2.24"), always_read=True),
-    Variable(
+    NcclVariable("NCCL_RAS_ENABLE", _FLAG, "service that tells the state of jobs", "1", exists=Between("2.24"), always_read=True),
+    NcclVariable(
         "NCCL_RAS_ADDR",
-        Text("HOST:PORT"),
+        TextValue("HOST:PORT"),
         "where that service listens",
         "localhost:28028",
         exists=Between("2.24"),
         read_when="NCCL_RAS_ENABLE is 1",
     ),
-    Variable(
-        "NCCL_RAS_TIMEOUT_FACTOR", Number(low=1), "factor of its timeouts", "1", exists=Between("2.24"), read_when="NCCL_RAS_ENABLE is 1"
+    NcclVariable(
+        "NCCL_RAS_TIMEOUT_FACTOR", NumberValue(low=1), "factor of its timeouts", "1", exists=Between("2.24"), read_when="NCCL_RAS_ENABLE is 1"
     ),
-    Variable(
+    NcclVariable(
         "NCCL_IPC_USE_ABSTRACT_SOCKET",
         _FLAG,
         "abstract sockets between processes",
@@ -184,39 +189,39 @@ _CHECKS = (
     ),
 )
 _DOMAIN = (
-    Variable(
+    NcclVariable(
         "NCCL_MNNVL_ENABLE",
-        Number(choices=(0, 1, 2)),
+        NumberValue(choices=(0, 1, 2)),
         "NVLink over several hosts",
         default="2",
         exists=Between("2.21"),
         read_when=_MULTI,
         note="Needs NCCL_CUMEM_ENABLE=1. SGLang sets 1 itself over several hosts of such a domain from 0.5.18.",
     ),
-    Variable("NCCL_MNNVL_UUID", Number(), "identity of the domain", exists=Between("2.25"), read_when=_MNNVL),
-    Variable("NCCL_MNNVL_CLIQUE_ID", Number(), "part of the domain", exists=Between("2.25"), read_when=_MNNVL),
-    Variable("NCCL_COLLNET_ENABLE", _FLAG, "in-network reduction", "0", exists=Between("2.6"), always_read=True),
-    Variable(
+    NcclVariable("NCCL_MNNVL_UUID", NumberValue(), "identity of the domain", exists=Between("2.25"), read_when=_MNNVL),
+    NcclVariable("NCCL_MNNVL_CLIQUE_ID", NumberValue(), "part of the domain", exists=Between("2.25"), read_when=_MNNVL),
+    NcclVariable("NCCL_COLLNET_ENABLE", _FLAG, "in-network reduction", "0", exists=Between("2.6"), always_read=True),
+    NcclVariable(
         "NCCL_COLLNET_NODE_THRESHOLD",
-        Number(low=0),
+        NumberValue(low=0),
         "least hosts for it",
         "2",
         exists=Between("2.9.9"),
         read_when="NCCL_COLLNET_ENABLE is 1",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_IGNORE_COLLNET_MISMATCH", _FLAG, "unequal devices for it", "0", exists=Between("2.30"), read_when="NCCL_COLLNET_ENABLE is 1"
     ),
 )
 _GONE = (
-    Variable(
+    NcclVariable(
         "NCCL_SINGLE_RING_THRESHOLD",
-        Number(low=0, unit="bytes"),
+        NumberValue(low=0, unit="bytes"),
         "one ring below",
         exists=Between("2.1", "2.2.99"),
         replaced_by="NCCL_ALGO",
     ),
-    Variable("NCCL_LL_THRESHOLD", Number(low=0, unit="bytes"), "LL below", exists=Between("2.1", "2.4.99"), replaced_by="NCCL_PROTO"),
-    Variable("NCCL_TREE_THRESHOLD", Number(low=0, unit="bytes"), "trees below", exists=Between("2.4", "2.4.99"), replaced_by="NCCL_ALGO"),
+    NcclVariable("NCCL_LL_THRESHOLD", NumberValue(low=0, unit="bytes"), "LL below", exists=Between("2.1", "2.4.99"), replaced_by="NCCL_PROTO"),
+    NcclVariable("NCCL_TREE_THRESHOLD", NumberValue(low=0, unit="bytes"), "trees below", exists=Between("2.4", "2.4.99"), replaced_by="NCCL_ALGO"),
 )
-ROWS = (*_LOG, *_FILES, *_PLUGINS, *_CHECKS, *_DOMAIN, *_GONE)
+SYSTEM_VARIABLES = (*_LOG, *_FILES, *_PLUGINS, *_CHECKS, *_DOMAIN, *_GONE)

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from fleet_knowledge.nccl.variables.algo_proto_grammar import ALGORITHMS, PROTOCOLS, Choice
-from fleet_knowledge.nccl.variables.value_types import FilePath, Level, Names, Number, Text
-from fleet_knowledge.nccl.variables.variable import Variable
+from fleet_knowledge.nccl.variables.algo_proto_grammar import ALGORITHMS, PROTOCOLS, AlgoProtoValue
+from fleet_knowledge.nccl.variables.value_types import (
+    FilePathValue,
+    LevelValue,
+    NamesValue,
+    NumberValue,
+    TextValue,
+)
+from fleet_knowledge.nccl.variables.variable import NcclVariable
 from fleet_knowledge.release import Between
 
-FLAG = Number(choices=(0, 1))
-BYTES = Number(low=1, unit="bytes")
-_CTAS = Number(low=1, limits=((Between("", "2.24.99"), 32), (Between("2.25"), 64)))
-_P2P = Level(("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"))
+FLAG = NumberValue(choices=(0, 1))
+BYTES = NumberValue(low=1, unit="bytes")
+_CTAS = NumberValue(low=1, limits=((Between("", "2.24.99"), 32), (Between("2.25"), 64)))
+_P2P = LevelValue(("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"))
 _GRAPHS = "a CUDA graph captures a collective"
 _NVLS = "NVLink SHARP is in use"
 
 _CHOICE = (
-    Variable(
+    NcclVariable(
         "NCCL_ALGO",
-        Choice(ALGORITHMS, kills_when_empty=False),
+        AlgoProtoValue(ALGORITHMS, kills_when_empty=False),
         "algorithms that NCCL may choose from",
         exists=Between("2.5"),
         always_read=True,
         note="From 2.24 a collective that is left without an algorithm fails: Broadcast and Reduce have Ring only; AllGather and"
         " ReduceScatter have Ring, NVLS, CollnetDirect and PAT. Restrict it: `allreduce:tree`.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_PROTO",
-        Choice(PROTOCOLS, kills_when_empty=True),
+        AlgoProtoValue(PROTOCOLS, kills_when_empty=True),
         "protocols that NCCL may choose from",
         exists=Between("2.5"),
         always_read=True,
         note="LL128 that is forced on hardware without its ordering corrupts data: such an arm needs the output check.",
     ),
-    Variable("NCCL_MIN_CTAS", _CTAS, "least blocks (channels) of a collective", exists=Between("2.17"), always_read=True),
-    Variable("NCCL_MAX_CTAS", _CTAS, "most blocks (channels) of a collective", exists=Between("2.17"), always_read=True),
-    Variable(
+    NcclVariable("NCCL_MIN_CTAS", _CTAS, "least blocks (channels) of a collective", exists=Between("2.17"), always_read=True),
+    NcclVariable("NCCL_MAX_CTAS", _CTAS, "most blocks (channels) of a collective", exists=Between("2.17"), always_read=True),
+    NcclVariable(
         "NCCL_MIN_NCHANNELS",
         _CTAS,
         "least channels",
@@ -44,7 +50,7 @@ _CHOICE = (
         always_read=True,
         note="With NCCL_MIN_CTAS the higher value is used.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_MAX_NCHANNELS",
         _CTAS,
         "most channels",
@@ -54,7 +60,7 @@ _CHOICE = (
         always_read=True,
         note="With NCCL_MAX_CTAS the lower value is used.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_MIN_NRINGS",
         _CTAS,
         "least channels",
@@ -63,7 +69,7 @@ _CHOICE = (
         always_read=True,
         note="Ignored beside NCCL_MIN_NCHANNELS.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_MAX_NRINGS",
         _CTAS,
         "most channels",
@@ -72,15 +78,15 @@ _CHOICE = (
         always_read=True,
         note="Ignored beside NCCL_MAX_NCHANNELS.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_NTHREADS",
-        Number(choices=(64, 128, 256, 512)),
+        NumberValue(choices=(64, 128, 256, 512)),
         "CUDA threads of a block",
         default="512",
         always_read=True,
         note="512 is the default of every recent GPU: setting it changes nothing.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_BUFFSIZE",
         BYTES,
         "buffer between two GPUs, Simple protocol",
@@ -88,19 +94,19 @@ _CHOICE = (
         always_read=True,
         note="For every channel and peer: it costs GPU memory.",
     ),
-    Variable("NCCL_CGA_CLUSTER_SIZE", Number(low=0, high=8), "blocks of a cluster", exists=Between("2.16"), always_read=True),
-    Variable(
+    NcclVariable("NCCL_CGA_CLUSTER_SIZE", NumberValue(low=0, high=8), "blocks of a cluster", exists=Between("2.16"), always_read=True),
+    NcclVariable(
         "NCCL_CTA_POLICY",
-        Names(("DEFAULT", "EFFICIENCY", "ZERO"), many="|", numbers=(0, 1, 2)),
+        NamesValue(("DEFAULT", "EFFICIENCY", "ZERO"), many="|", numbers=(0, 1, 2)),
         "policy for the number of blocks",
         default="DEFAULT",
         exists=Between("2.27"),
         always_read=True,
         note="Names from 2.29, numbers 0 to 2 from 2.27.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_LAUNCH_MODE",
-        Names(("PARALLEL", "GROUP")),
+        NamesValue(("PARALLEL", "GROUP")),
         "how kernels are launched",
         "PARALLEL",
         deprecated=Between("2.9"),
@@ -108,7 +114,7 @@ _CHOICE = (
     ),
 )
 _PEERS = (
-    Variable(
+    NcclVariable(
         "NCCL_P2P_LEVEL",
         _P2P,
         "greatest distance over which GPUs reach each other's memory",
@@ -116,7 +122,7 @@ _PEERS = (
         always_read=True,
         note="Numbers are from before 2.4.7 and discouraged. Not read when NCCL_P2P_DISABLE=1.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_P2P_DISABLE",
         FLAG,
         "no direct access between GPUs",
@@ -125,25 +131,25 @@ _PEERS = (
         logged=Between("2.23"),
         note="Logged only when it is 1; not logged at all before 2.23.",
     ),
-    Variable("NCCL_P2P_DIRECT_DISABLE", FLAG, "no direct access to user buffers", default="0", read_when="one process has several GPUs"),
-    Variable("NCCL_SHM_DISABLE", FLAG, "no transport through host memory", default="0", read_when="two GPUs of a host have no peer access"),
-    Variable(
+    NcclVariable("NCCL_P2P_DIRECT_DISABLE", FLAG, "no direct access to user buffers", default="0", read_when="one process has several GPUs"),
+    NcclVariable("NCCL_SHM_DISABLE", FLAG, "no transport through host memory", default="0", read_when="two GPUs of a host have no peer access"),
+    NcclVariable(
         "NCCL_NVB_DISABLE", FLAG, "no NVLink by way of a third GPU", default="0", exists=Between("2.11"), read_when="GPUs have NVLink"
     ),
-    Variable(
-        "NCCL_IGNORE_DISABLED_P2P", Number(choices=(0, 1, 2)), "no message about P2P that is off", "0", read_when="peer access is tried"
+    NcclVariable(
+        "NCCL_IGNORE_DISABLED_P2P", NumberValue(choices=(0, 1, 2)), "no message about P2P that is off", "0", read_when="peer access is tried"
     ),
-    Variable("NCCL_RUNTIME_CONNECT", FLAG, "connect at the first use", "1", exists=Between("2.22"), read_when="NCCL_CUMEM_ENABLE is 1"),
-    Variable(
+    NcclVariable("NCCL_RUNTIME_CONNECT", FLAG, "connect at the first use", "1", exists=Between("2.22"), read_when="NCCL_CUMEM_ENABLE is 1"),
+    NcclVariable(
         "NCCL_NVLS_ENABLE",
-        Number(choices=(0, 1, 2)),
+        NumberValue(choices=(0, 1, 2)),
         "NVLink SHARP",
         default="2",
         exists=Between("2.17"),
         always_read=True,
         note="SGLang sets 0 itself when it is unset.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_CUMEM_ENABLE",
         FLAG,
         "memory by cuMem functions",
@@ -152,7 +158,7 @@ _PEERS = (
         always_read=True,
         note="Chosen by the system from 2.19; SGLang sets 0 itself when it is unset.",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_CUMEM_HOST_ENABLE",
         FLAG,
         "host memory by cuMem functions",
@@ -160,14 +166,14 @@ _PEERS = (
         defaults=((Between("2.23", "2.23.99"), "0"),),
         read_when="the CUDA driver supports it",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_LOCAL_REGISTER", FLAG, "register buffers when the user asks", "1", exists=Between("2.19"), read_when="buffers are registered"
     ),
-    Variable(
+    NcclVariable(
         "NCCL_LEGACY_CUDA_REGISTER", FLAG, "register cudaMalloc buffers", "0", exists=Between("2.24"), read_when="buffers are registered"
     ),
-    Variable("NCCL_WIN_ENABLE", FLAG, "windows of symmetric memory", "1", exists=Between("2.27"), read_when="all GPUs have peer access"),
-    Variable(
+    NcclVariable("NCCL_WIN_ENABLE", FLAG, "windows of symmetric memory", "1", exists=Between("2.27"), read_when="all GPUs have peer access"),
+    NcclVariable(
         "NCCL_GRAPH_REGISTER",
         FLAG,
         "register buffers of captured graphs",
@@ -175,29 +181,29 @@ _PEERS = (
         exists=Between("2.11"),
         read_when=_GRAPHS,
     ),
-    Variable("NCCL_GRAPH_MIXING_SUPPORT", FLAG, "calls from several graphs at once", "1", exists=Between("2.13"), read_when=_GRAPHS),
-    Variable("NCCL_GRAPH_STREAM_ORDERING", FLAG, "order kernels of captured graphs", "1", exists=Between("2.30"), read_when=_GRAPHS),
-    Variable(
+    NcclVariable("NCCL_GRAPH_MIXING_SUPPORT", FLAG, "calls from several graphs at once", "1", exists=Between("2.13"), read_when=_GRAPHS),
+    NcclVariable("NCCL_GRAPH_STREAM_ORDERING", FLAG, "order kernels of captured graphs", "1", exists=Between("2.30"), read_when=_GRAPHS),
+    NcclVariable(
         "NCCL_MEM_SYNC_DOMAIN", FLAG, "memory domain of NCCL's kernels", "1", exists=Between("2.16"), read_when="the GPU is sm90 or later"
     ),
-    Variable(
+    NcclVariable(
         "NCCL_P2P_LL_THRESHOLD",
-        Number(low=0, unit="bytes"),
+        NumberValue(low=0, unit="bytes"),
         "greatest send with LL",
         "16384",
         exists=Between("2.14"),
         read_when="something is sent",
     ),
-    Variable("NCCL_ALLOC_P2P_NET_LL_BUFFERS", FLAG, "LL buffers for sends over the network", "0", exists=Between("2.14"), always_read=True),
-    Variable("NCCL_SYM_GIN_KERNELS_ENABLE", FLAG, "symmetric kernels over the network", "1", exists=Between("2.29.3"), read_when=_NVLS),
-    Variable(
+    NcclVariable("NCCL_ALLOC_P2P_NET_LL_BUFFERS", FLAG, "LL buffers for sends over the network", "0", exists=Between("2.14"), always_read=True),
+    NcclVariable("NCCL_SYM_GIN_KERNELS_ENABLE", FLAG, "symmetric kernels over the network", "1", exists=Between("2.29.3"), read_when=_NVLS),
+    NcclVariable(
         "NCCL_NVLS_NCHANNELS",
-        Number(low=1, high=64),
+        NumberValue(low=1, high=64),
         "channels of NVLink SHARP",
         read_when=_NVLS,
         source="src/transport/nvls.cc 2.18 - 2.30",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_NVLS_CHUNKSIZE",
         BYTES,
         "chunk of NVLink SHARP",
@@ -206,42 +212,42 @@ _PEERS = (
         read_when=_NVLS,
         source="src/transport/nvls.cc",
     ),
-    Variable("NCCL_LL_BUFFSIZE", BYTES, "buffer of the LL protocol", always_read=True, source="src/init.cc 2.18 - 2.30"),
-    Variable("NCCL_LL128_BUFFSIZE", BYTES, "buffer of the LL128 protocol", always_read=True, source="src/init.cc 2.18 - 2.30"),
-    Variable(
+    NcclVariable("NCCL_LL_BUFFSIZE", BYTES, "buffer of the LL protocol", always_read=True, source="src/init.cc 2.18 - 2.30"),
+    NcclVariable("NCCL_LL128_BUFFSIZE", BYTES, "buffer of the LL128 protocol", always_read=True, source="src/init.cc 2.18 - 2.30"),
+    NcclVariable(
         "NCCL_LL128_NTHREADS",
-        Number(low=1, high=640, multiple_of=32),
+        NumberValue(low=1, high=640, multiple_of=32),
         "CUDA threads of a block with LL128",
         always_read=True,
         source="src/graph/tuning.cc 2.18 - 2.30",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_MIN_P2P_NCHANNELS",
-        Number(low=1, high=64),
+        NumberValue(low=1, high=64),
         "least channels of sends",
         "1",
         always_read=True,
         source="src/graph/paths.cc 2.18 - 2.30",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_MAX_P2P_NCHANNELS",
-        Number(low=1, high=64),
+        NumberValue(low=1, high=64),
         "most channels of sends",
         always_read=True,
         source="src/graph/paths.cc 2.18 - 2.30",
     ),
-    Variable(
+    NcclVariable(
         "NCCL_THREAD_THRESHOLDS",
-        Text("six numbers"),
+        TextValue("six numbers"),
         "bytes for a thread, by algorithm and protocol",
         always_read=True,
         source="src/graph/tuning.cc 2.18 - 2.30",
     ),
 )
 _GRAPH_FILES = (
-    Variable("NCCL_GRAPH_FILE", FilePath(), "rings and trees from a file", always_read=True, source="src/graph/search.cc 2.18 - 2.30"),
-    Variable(
-        "NCCL_GRAPH_DUMP_FILE", FilePath(), "where rings and trees are written", always_read=True, source="src/graph/search.cc 2.18 - 2.30"
+    NcclVariable("NCCL_GRAPH_FILE", FilePathValue(), "rings and trees from a file", always_read=True, source="src/graph/search.cc 2.18 - 2.30"),
+    NcclVariable(
+        "NCCL_GRAPH_DUMP_FILE", FilePathValue(), "where rings and trees are written", always_read=True, source="src/graph/search.cc 2.18 - 2.30"
     ),
 )
-ROWS = (*_CHOICE, *_PEERS, *_GRAPH_FILES)
+TRANSFER_VARIABLES = (*_CHOICE, *_PEERS, *_GRAPH_FILES)

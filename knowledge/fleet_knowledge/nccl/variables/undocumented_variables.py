@@ -33,7 +33,7 @@ TOPO_DUMP_FILE_RANK TOPO_SPLIT_MLOPART UNPACK_DOUBLE_NCHANNELS WIN_STRIDE WORK_A
 UNDOCUMENTED: frozenset[str] = frozenset("NCCL_" + name for name in _NAMES.split())
 """Names that some version of NCCL reads without documenting them."""
 
-FOREIGN: Mapping[str, str] = {
+FOREIGN_OWNERS: Mapping[str, str] = {
     "NCCL_INSPECTOR_": "NCCL's inspector plug-in",
     "NCCL_PROFILE_": "NCCL's example profiler plug-in",
     "NCCL_TUNER_CONFIG_FILE": "NCCL's example tuner plug-in",

@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9]\d*)")
 _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 
 
-class Outcome(Enum):
+class InvalidValueEffect(Enum):
     """What NCCL does with a value that it was not made for."""
 
     REFUSED = "refuses"  # the communicator is not made: the server dies
@@ -25,23 +25,23 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ValueFault:
     """What is wrong with a value, in which versions, and what to write instead."""
 
-    outcome: Outcome
+    outcome: InvalidValueEffect
     problem: str
     cure: str = ""
     versions: Between = _ANY
 
 
-class Values(Protocol):
+class ValueType(Protocol):
     """The legal values of a variable; `str()` names them for people."""
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """The first thing that is wrong with `value` in `release` (None: not known, the union of all versions is legal)."""
         ...
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """True when NCCL's own words `logged` mean the value `asked`."""
         ...
 
@@ -62,7 +62,7 @@ def _is_whole_number(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberValue:
     """A whole number: one of `choices`, or within `low` and `high`; `limits` gives another highest value by version."""
 
     choices: tuple[int, ...] = ()
@@ -72,33 +72,33 @@ class Number:
     unit: str = ""
     limits: tuple[tuple[Between, int], ...] = ()
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Text is read as 0, a unit as nothing: `16M` is 16."""
         number = read_number(value)
         if number is None:
-            return Fault(Outcome.MISREAD, f"`{value}` is not a number: NCCL reads 0", f"write {self}")
+            return ValueFault(InvalidValueEffect.MISREAD, f"`{value}` is not a number: NCCL reads 0", f"write {self}")
         if not _is_whole_number(value):
-            return Fault(Outcome.MISREAD, f"NCCL reads only the number at its start: {number}", f"write {self}")
+            return ValueFault(InvalidValueEffect.MISREAD, f"NCCL reads only the number at its start: {number}", f"write {self}")
         return self._out_of_range(number, release)
 
-    def _out_of_range(self, number: int, release: Release | None) -> Fault | None:
+    def _out_of_range(self, number: int, release: Release | None) -> ValueFault | None:
         if self.choices and number not in self.choices:
-            return Fault(Outcome.ADJUSTED, f"{number} is not one of {_listed(self.choices)}", f"write {self}")
+            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is not one of {_listed(self.choices)}", f"write {self}")
         if self.low is not None and number < self.low:
-            return Fault(Outcome.ADJUSTED, f"{number} is below {self.low}", f"write {self}")
+            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is below {self.low}", f"write {self}")
         if number % self.multiple_of:
-            return Fault(Outcome.ADJUSTED, f"{number} is not a multiple of {self.multiple_of}", f"write {self}")
+            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is not a multiple of {self.multiple_of}", f"write {self}")
         return self._too_high(number, release)
 
-    def _too_high(self, number: int, release: Release | None) -> Fault | None:
+    def _too_high(self, number: int, release: Release | None) -> ValueFault | None:
         known = [(versions, high) for versions, high in self.limits if versions.holds(release)]
         high = max((high for _, high in known), default=self.high)
         if high is not None and number > high:
-            return Fault(Outcome.ADJUSTED, f"{number} is above {high}", f"write {self}")
+            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is above {high}", f"write {self}")
         narrower = [(versions, limit) for versions, limit in known if number > limit]
-        return Fault(Outcome.ADJUSTED, f"{number} is above {narrower[0][1]}", f"write {self}", narrower[0][0]) if narrower else None
+        return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is above {narrower[0][1]}", f"write {self}", narrower[0][0]) if narrower else None
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """NCCL logs the number that it read, in decimal."""
         return read_number(asked) == read_number(logged)
 
@@ -118,24 +118,24 @@ def _listed(words: tuple[object, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LevelValue:
     """A distance in the topology by name; the old numbers still work but count differently."""
 
     names: tuple[str, ...]
     hidden: tuple[str, ...] = ("NVL", "NVB", "C2C", "P2C", "PXN")  # accepted by the source, named by no documentation
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Names are compared as they are written: `sys` is no level."""
         if value in self.names or value in self.hidden:
             return None
         if value[:1].isdigit():
             name = self._named(value)
-            return Fault(Outcome.DISCOURAGED, f"the number {value} means {name}; numbers have changed between versions", f"write {name}")
+            return ValueFault(InvalidValueEffect.DISCOURAGED, f"the number {value} means {name}; numbers have changed between versions", f"write {name}")
         if value.upper() in self.names:
-            return Fault(Outcome.IGNORED, "levels are written in capitals", f"write {value.upper()}")
-        return Fault(Outcome.IGNORED, f"`{value}` is no level", f"write {self}")
+            return ValueFault(InvalidValueEffect.IGNORED, "levels are written in capitals", f"write {value.upper()}")
+        return ValueFault(InvalidValueEffect.IGNORED, f"`{value}` is no level", f"write {self}")
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """A number is logged as the level that it means."""
         return self._named(asked) == self._named(logged)
 
@@ -148,7 +148,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NamesValue:
     """One of some words, or a list of them where `many` is the separator; `^` in front excludes where `excludes`."""
 
     words: tuple[str, ...]
@@ -156,9 +156,9 @@ class Names:
     excludes: bool = False
     numbers: tuple[int, ...] = ()
     cased: bool = False
-    outcome: Outcome = Outcome.IGNORED
+    outcome: InvalidValueEffect = InvalidValueEffect.IGNORED
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """An unknown word is told with the ones that exist."""
         if self.numbers and read_number(value) in self.numbers:
             return None
@@ -166,10 +166,10 @@ class Names:
         known = self.words if self.cased else tuple(word.upper() for word in self.words)
         for word in rest.split(self.many) if self.many else (rest,):
             if (word if self.cased else word.upper()) not in known:
-                return Fault(self.outcome, f"`{word}` is not one of {_listed(self.words)}", f"write {self}")
+                return ValueFault(self.outcome, f"`{word}` is not one of {_listed(self.words)}", f"write {self}")
         return None
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """Case does not matter to people; NCCL repeats the word."""
         return asked.strip().upper() == logged.strip().upper()
 
@@ -178,29 +178,29 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefixes:
+class PrefixesValue:
     """A list of name prefixes: `^` first excludes, `=` after it makes names exact."""
 
     what: str
     fields: int = 1  # parts of an entry, separated by `:`
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Blanks and a `^` in the middle are taken as part of a name, so nothing matches."""
         rest = value.removeprefix("^").removeprefix("=")
         if not rest:
-            return Fault(Outcome.IGNORED, f"no {self.what} is named", f"write {self}")
+            return ValueFault(InvalidValueEffect.IGNORED, f"no {self.what} is named", f"write {self}")
         for entry in rest.split(","):
             if entry != entry.strip() or " " in entry:
-                return Fault(Outcome.MISREAD, "blanks are part of a name here", "separate names by a comma alone")
+                return ValueFault(InvalidValueEffect.MISREAD, "blanks are part of a name here", "separate names by a comma alone")
             if entry.startswith(("^", "=")):
-                return Fault(Outcome.MISREAD, f"`{entry[0]}` counts only at the start, for the whole list", f"write {entry[0]}a,b")
+                return ValueFault(InvalidValueEffect.MISREAD, f"`{entry[0]}` counts only at the start, for the whole list", f"write {entry[0]}a,b")
             if not entry:
-                return Fault(Outcome.MISREAD, "an empty name matches everything", "remove the extra comma")
+                return ValueFault(InvalidValueEffect.MISREAD, "an empty name matches everything", "remove the extra comma")
             if entry.count(":") >= self.fields:
-                return Fault(Outcome.MISREAD, f"`{entry}` has too many `:`", f"write {self}")
+                return ValueFault(InvalidValueEffect.MISREAD, f"`{entry}` has too many `:`", f"write {self}")
         return None
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """NCCL repeats the list."""
         return asked.strip() == logged.strip()
 
@@ -210,16 +210,16 @@ class Prefixes:
 
 
 @dataclass(frozen=True, slots=True)
-class FilePath:
+class FilePathValue:
     """A path; `~` is not expanded. A plug-in may also be a suffix of its library's name."""
 
     plugin: bool = False
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """A tilde names a folder called `~`."""
-        return Fault(Outcome.IGNORED, "`~` is not expanded", "write the whole path") if value.startswith("~") else None
+        return ValueFault(InvalidValueEffect.IGNORED, "`~` is not expanded", "write the whole path") if value.startswith("~") else None
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """A plug-in is logged by the library that it makes: `foo` as `libnccl-tuner-foo.so`."""
         return asked.strip() == logged.strip() or (self.plugin and f"-{asked.strip()}.so" in logged)
 
@@ -228,16 +228,16 @@ class FilePath:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextValue:
     """Anything."""
 
     shape: str = "text"
 
-    def fault(self, value: str, release: Release | None) -> Fault | None:
+    def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Nothing is known to be wrong."""
         return None
 
-    def same(self, asked: str, logged: str) -> bool:
+    def means_same(self, asked: str, logged: str) -> bool:
         """NCCL repeats it."""
         return asked.strip() == logged.strip()
 

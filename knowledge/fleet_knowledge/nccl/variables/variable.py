@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fleet_knowledge.nccl.variables.value_types import Fault, Values
+from fleet_knowledge.nccl.variables.value_types import ValueFault, ValueType
 from fleet_knowledge.release import Between, Release
 
 _ANY = Between()
@@ -14,11 +14,11 @@ NEVER = Between("1", "1")
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class NcclVariable:
     """One variable. `logged`: versions whose INFO log names it when it is read; `read_when`: for one that is not read at every launch."""
 
     name: str
-    values: Values
+    values: ValueType
     meaning: str
     default: str = ""  # as the job would write it; empty: none, or chosen by NCCL for the platform
     defaults: tuple[tuple[Between, str], ...] = ()  # where it differs by version, instead of `default`
@@ -31,7 +31,7 @@ class Variable:
     note: str = ""
     source: str = "NCCL environment documentation; src/ 2.18 - 2.30"
 
-    def fault(self, value: str, release: Release | None = None) -> Fault | None:
+    def fault(self, value: str, release: Release | None = None) -> ValueFault | None:
         """What is wrong with `value` in `release`; for None only what is wrong in every version, or what the fault's versions say."""
         return None if value == "" else self.values.fault(value, release)
 
@@ -42,7 +42,7 @@ class Variable:
 
     def equals_default(self, value: str, release: Release | None = None) -> Between | None:
         """The versions in which `value` changes nothing; None when it is no default."""
-        return next((versions for versions, default in self.default_in(release) if self.values.same(value, default)), None)
+        return next((versions for versions, default in self.default_in(release) if self.values.means_same(value, default)), None)
 
     @property
     def never_logged(self) -> bool:
@@ -50,7 +50,7 @@ class Variable:
         return self.logged == NEVER
 
 
-def span(versions: Between) -> str:
+def describe_versions(versions: Between) -> str:
     """The range in words; an end such as 2.24.99 is `before 2.25`."""
     last = Release.read(versions.last)
     if last is None or last.numbers[-1] != 99:

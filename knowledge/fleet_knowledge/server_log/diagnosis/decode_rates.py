@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet_knowledge.server_log.diagnosis.logged_accept_length import Acceptance
-from fleet_knowledge.server_log.parsing.batch_columns import Rows
+from fleet_knowledge.server_log.diagnosis.logged_accept_length import AcceptLengthStats
+from fleet_knowledge.server_log.parsing.batch_columns import BatchColumns
 from fleet_knowledge.server_log.parsing.batch_lines import DECODE
 from fleet_knowledge.server_log.parsing.log_lines import Rank
 
 _MAX_RANKS = 4096
 _SHOWN_DROPS = 8
-_OF_A_HEALTH_CHECK = (("new_token", 8), ("cached_token", 8), ("running", 0))  # what its prefill line shows at most
+_HEALTH_CHECK_MAX = (("new_token", 8), ("cached_token", 8), ("running", 0))  # what its prefill line shows at most
 _GAP_S = 5.0  # a busy rank writes oftener
 _DAY_S = 86400.0
 
 
 @dataclass(slots=True)
-class Sum:
+class RunningSum:
     """Count, sum, largest and last of a figure."""
 
     count: int = 0
@@ -53,13 +53,13 @@ class RankRates:
 
     decodes: int = 0
     prefills: int = 0
-    throughput: Sum = field(default_factory=Sum)
-    rate_seen: float = 0.0  # sums over all lines, idle ones too
-    running_seen: float = 0.0
-    running: Sum = field(default_factory=Sum)
+    throughput: RunningSum = field(default_factory=RunningSum)
+    rate_sum: float = 0.0  # sums over all lines, idle ones too
+    running_sum: float = 0.0
+    running: RunningSum = field(default_factory=RunningSum)
     queue_max: float | None = None
     usage_max: float | None = None
-    input_throughput: Sum = field(default_factory=Sum)
+    input_throughput: RunningSum = field(default_factory=RunningSum)
     new_tokens: float = 0.0
     cached_tokens: float = 0.0
     idle: bool = False  # the next decode line ends an interval that began while idle
@@ -68,11 +68,11 @@ class RankRates:
 
 
 @dataclass(slots=True)
-class Rates:
+class LoggedRates:
     """All ranks of a log."""
 
     ranks: dict[tuple[str, Rank], RankRates] = field(default_factory=dict)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptLengthStats = field(default_factory=AcceptLengthStats)
     graphs: dict[tuple[str, bool], int] = field(default_factory=dict)
     eager_at: float | None = None  # the smallest batch that ran without a graph
     graphed_at: float | None = None  # the largest that ran with one
@@ -81,9 +81,9 @@ class Rates:
     roles: set[str] = field(default_factory=set)
     real_work: bool = False  # more than a health check's single token
 
-    def add(self, pieces: Sequence[Rows]) -> None:
+    def add(self, pieces: Sequence[BatchColumns]) -> None:
         """Lines since the last call, in any order of pieces."""
-        grouped: dict[tuple[str, Rank], list[Rows]] = {}
+        grouped: dict[tuple[str, Rank], list[BatchColumns]] = {}
         for rows in pieces:
             grouped.setdefault((rows.source, rows.rank), []).append(rows)
         for key in sorted(grouped):
@@ -93,17 +93,17 @@ class Rates:
             decodes = sorted((rows for rows in grouped[key] if rows.kind == DECODE), key=lambda rows: rows.at[0])
             prefills = sorted((rows for rows in grouped[key] if rows.kind != DECODE), key=lambda rows: rows.at[0])
             self._add_prefills(rank, prefills)
-            starts = sorted(at for rows in prefills for at in _starts(rows))
+            starts = sorted(at for rows in prefills for at in _idle_starts(rows))
             self._add_decodes(rank, decodes, starts)
 
-    def forget(self, source: str) -> int:
+    def drop_source(self, source: str) -> int:
         """Drop what one source told so far, such as the server's own warm-up; the number of lines dropped."""
         gone = [key for key in self.ranks if key[0] == source]
         lines = sum(self.ranks[key].decodes + self.ranks[key].prefills for key in gone)
         for key in gone:
             del self.ranks[key]
         if not self.ranks:
-            self.acceptance, self.graphs, self.eager_at, self.graphed_at = Acceptance(), {}, None, None
+            self.acceptance, self.graphs, self.eager_at, self.graphed_at = AcceptLengthStats(), {}, None, None
             self.dropped, self.drops, self.roles, self.real_work = 0, [], set(), False
         return lines
 
@@ -114,7 +114,7 @@ class Rates:
                 rank.throughput.add([rank.first[1]])
                 rank.first = None
 
-    def _add_prefills(self, rank: RankRates, pieces: Sequence[Rows]) -> None:
+    def _add_prefills(self, rank: RankRates, pieces: Sequence[BatchColumns]) -> None:
         for rows in pieces:
             columns = rows.columns
             rank.prefills += len(rows.at)
@@ -124,9 +124,9 @@ class Rates:
             rank.queue_max = _larger(rank.queue_max, columns.get("queue"))
             rank.usage_max = _larger(rank.usage_max, columns.get("token_usage"))
             self.roles.add(rows.role)
-            self.real_work = self.real_work or any(max(columns.get(name, (0,))) > most for name, most in _OF_A_HEALTH_CHECK)
+            self.real_work = self.real_work or any(max(columns.get(name, (0,))) > most for name, most in _HEALTH_CHECK_MAX)
 
-    def _add_decodes(self, rank: RankRates, pieces: Sequence[Rows], starts: list[int]) -> None:
+    def _add_decodes(self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]) -> None:
         for rows in pieces:
             columns = rows.columns
             rank.running.add(columns.get("running", ()))
@@ -140,10 +140,10 @@ class Rates:
         if rank.prefills:
             self._add_after_prefills(rank, timed, starts)
         elif timed:
-            self._add_alone(rank, _in_order(timed))
+            self._add_decodes_without_prefills(rank, _in_order(timed))
         rank.decodes += sum(len(rows.at) for rows in pieces)
 
-    def _add_graphs(self, rows: Rows) -> None:
+    def _add_graphs(self, rows: BatchColumns) -> None:
         if rows.graph is None:
             return
         key = (rows.graph_kind, rows.graph)
@@ -154,7 +154,7 @@ class Rates:
         elif running:
             self.eager_at = min(running) if self.eager_at is None else min(self.eager_at, min(running))
 
-    def _add_after_prefills(self, rank: RankRates, pieces: Sequence[Rows], starts: list[int]) -> None:
+    def _add_after_prefills(self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]) -> None:
         """Prefill lines tell exactly when a rank was idle: the decode line after one that found nothing running is left out."""
         starts = [-1, *starts] if rank.idle else starts
         idle: set[int] = set()
@@ -169,11 +169,11 @@ class Rates:
             self._drop(gone, rows)
             rank.throughput.add([rate for index, rate in enumerate(rates) if index not in gone] if gone else rates)
 
-    def _add_alone(self, rank: RankRates, rows: Rows) -> None:
+    def _add_decodes_without_prefills(self, rank: RankRates, rows: BatchColumns) -> None:
         """Decode lines alone (a decode server of a pair, a cut log): idle time is told from a silence and the rate after it."""
         rates = rows.columns["gen_throughput"]
         running = rows.columns.get("running", [1.0] * len(rates))
-        gone = _after_gaps(rank, rows, rates, running)
+        gone = _lines_after_idle(rank, rows, rates, running)
         held = rank.first is None and not rank.decodes and len(rates) == 1
         if held:
             rank.first, gone = (rows.at[0], rates[0], running[0]), set()
@@ -192,16 +192,16 @@ class Rates:
         place, rate, had = rank.first
         rank.first = None
         if _much_slower((rate, had), (rates[0], running[0])):
-            self._tell_drop(place, rate)
+            self._record_drop(place, rate)
         else:
             rank.throughput.add([rate])
         return set()
 
-    def _drop(self, gone: set[int], rows: Rows) -> None:
+    def _drop(self, gone: set[int], rows: BatchColumns) -> None:
         for index in sorted(gone):
-            self._tell_drop(rows.at[index], rows.columns["gen_throughput"][index])
+            self._record_drop(rows.at[index], rows.columns["gen_throughput"][index])
 
-    def _tell_drop(self, place: int, rate: float) -> None:
+    def _record_drop(self, place: int, rate: float) -> None:
         self.dropped += 1
         if len(self.drops) < _SHOWN_DROPS:
             self.drops.append({"line": place + 1, "gen_throughput": rate, "reason": "interval began while idle"})
@@ -213,7 +213,7 @@ def _larger(most: float | None, values: Sequence[float] | None) -> float | None:
     return max(values) if most is None else max(most, max(values))
 
 
-def _starts(rows: Rows) -> list[int]:
+def _idle_starts(rows: BatchColumns) -> list[int]:
     """Places of prefill lines that found nothing running: what ran before them had ended."""
     running = rows.columns.get("running")
     if running is None or 0.0 not in running:
@@ -221,7 +221,7 @@ def _starts(rows: Rows) -> list[int]:
     return [at for at, count in zip(rows.at, running, strict=True) if count == 0]
 
 
-def _in_order(pieces: Sequence[Rows]) -> Rows:
+def _in_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
     """Pieces of several shapes as one, in the order of the log; only what tells idle time is kept."""
     if len(pieces) == 1:
         return pieces[0]
@@ -233,11 +233,11 @@ def _in_order(pieces: Sequence[Rows]) -> Rows:
     return replace(pieces[0], at=[at for at, _, _ in order], clock=clock, columns=columns)
 
 
-def _after_gaps(rank: RankRates, rows: Rows, rates: Sequence[float], running: Sequence[float]) -> set[int]:
+def _lines_after_idle(rank: RankRates, rows: BatchColumns, rates: Sequence[float], running: Sequence[float]) -> set[int]:
     """Without prefill lines: those after a silence that give a request less than a quarter of its usual rate."""
-    rank.rate_seen += sum(rates)
-    rank.running_seen += sum(running)
-    usual = rank.rate_seen / rank.running_seen / 4 if rank.running_seen else 0.0
+    rank.rate_sum += sum(rates)
+    rank.running_sum += sum(running)
+    usual = rank.rate_sum / rank.running_sum / 4 if rank.running_sum else 0.0
     found = set()
     for index in [index for index, (rate, count) in enumerate(zip(rates, running, strict=True)) if rate < usual * count]:
         before_s = rows.second_of_day(index - 1) if index else rank.last_s

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet_knowledge.server_log.diagnosis.decode_rates import RankRates, Rates
-from fleet_knowledge.server_log.diagnosis.log_diagnosis import Warned
+from fleet_knowledge.server_log.diagnosis.decode_rates import LoggedRates, RankRates
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import LogWarning
 from fleet_knowledge.server_log.parsing.log_lines import Rank
 
 _CACHED_SHARE = 0.5  # of prompt tokens: above it the prefill rate says little about prefill
@@ -14,7 +14,7 @@ _EAGER_SHARE = 0.02  # of decode lines
 _NO_DRAFT_ACCEPTED = 1.05  # tokens per verify step; 1 is the bonus token alone
 
 
-def decode_section(rates: Rates, samples: Sequence[Mapping[str, Any]], excluded: int) -> dict[str, Any]:
+def build_decode_section(rates: LoggedRates, samples: Sequence[Mapping[str, Any]], excluded: int) -> dict[str, Any]:
     """What the batch lines tell of the server as a whole: rates in tokens per second summed over DP ranks. Empty without such lines."""
     if not rates.ranks:
         return {"lines": 0, "prefill_lines": 0, "excluded_before_ready": excluded} if excluded else {}
@@ -22,7 +22,7 @@ def decode_section(rates: Rates, samples: Sequence[Mapping[str, Any]], excluded:
     ranks = list(chosen.values())
     new, cached = sum(rank.new_tokens for rank in ranks), sum(rank.cached_tokens for rank in ranks)
     throughputs = [mean for rank in ranks if (mean := rank.throughput.mean) is not None]
-    with_graph, without = _graphs(rates)
+    with_graph, without = _graph_counts(rates)
     return {
         "lines": sum(rank.decodes for rank in rates.ranks.values()),
         "prefill_lines": sum(rank.prefills for rank in rates.ranks.values()),
@@ -33,21 +33,21 @@ def decode_section(rates: Rates, samples: Sequence[Mapping[str, Any]], excluded:
         "roles": sorted(rates.roles - {""}),
         "total_gen_throughput": sum(throughputs) if throughputs else None,
         "steady_gen_throughput_mean": sum(throughputs) / len(throughputs) if throughputs else None,
-        "gen_throughput_max": _over(ranks, lambda rank: rank.throughput.most if rank.throughput.count else None),
-        "total_running": _over(ranks, lambda rank: rank.running.last if rank.running.count else None),
-        "running_mean": _over(ranks, lambda rank: rank.running.mean),
-        "running_max": _over(ranks, lambda rank: rank.running.most if rank.running.count else None),
-        "queue_max": _over(ranks, lambda rank: rank.queue_max),
+        "gen_throughput_max": _sum_over(ranks, lambda rank: rank.throughput.most if rank.throughput.count else None),
+        "total_running": _sum_over(ranks, lambda rank: rank.running.last if rank.running.count else None),
+        "running_mean": _sum_over(ranks, lambda rank: rank.running.mean),
+        "running_max": _sum_over(ranks, lambda rank: rank.running.most if rank.running.count else None),
+        "queue_max": _sum_over(ranks, lambda rank: rank.queue_max),
         "token_usage_max": max((rank.usage_max for rank in ranks if rank.usage_max is not None), default=None),
         **rates.acceptance.to_json(),
         "cuda_graph_share": with_graph / (with_graph + without) if with_graph + without else None,
         "graph_kinds": sorted({kind for kind, _ in rates.graphs}),
-        "first_bs_without_graph": _whole(rates.eager_at),
-        "largest_bs_with_graph": _whole(rates.graphed_at),
+        "first_bs_without_graph": _to_int(rates.eager_at),
+        "largest_bs_with_graph": _to_int(rates.graphed_at),
         "new_tokens": int(new),
         "cached_tokens": int(cached),
         "cache_hit_rate": cached / (new + cached) if new + cached else None,
-        "input_throughput_mean": _over(ranks, lambda rank: rank.input_throughput.mean),
+        "input_throughput_mean": _sum_over(ranks, lambda rank: rank.input_throughput.mean),
         "ranks": [_rank_json(source, rank, figures) for (source, rank), figures in sorted(chosen.items())][:64],
         "samples": list(samples),
     }
@@ -61,25 +61,25 @@ def one_of_each_group(ranks: Mapping[tuple[str, Rank], RankRates]) -> dict[tuple
     return {(source, rank): figures for (source, rank), figures in ranks.items() if (rank.pp, rank.tp) == first[rank.dp]}
 
 
-def figures_warn(decode: Mapping[str, Any], speculative: bool) -> list[Warned]:
+def decode_warnings(decode: Mapping[str, Any], speculative: bool) -> list[LogWarning]:
     """Warnings that the figures alone justify."""
     warned = []
     hit = decode.get("cache_hit_rate")
     if hit is not None and hit >= _CACHED_SHARE:
         share = "almost all" if hit > 0.9 else f"{hit:.0%} of the"
         warned.append(
-            Warned(
+            LogWarning(
                 "prefix_cache_hit",
                 f"{share} prompt tokens came from the prefix cache: TTFT and input throughput are not prefill performance",
                 "Call /flush_cache before each run, use a new seed, or SGLANG_RADIX_FORCE_MISS=1 or --disable-radix-cache on all hosts.",
                 details={"cache_hit_rate": hit},
             )
         )
-    warned += _eager(decode)
+    warned += _eager_decode_warnings(decode)
     length = decode.get("accept_len_mean")
     if length is not None and length < _NO_DRAFT_ACCEPTED:
         warned.append(
-            Warned(
+            LogWarning(
                 "spec_ineffective",
                 f"speculation accepts nothing: accept length {length:.2f}",
                 "The draft does not fit: EAGLE given for an EAGLE-3 draft, a draft of another model, or random weights.",
@@ -89,25 +89,25 @@ def figures_warn(decode: Mapping[str, Any], speculative: bool) -> list[Warned]:
     return warned
 
 
-def _eager(decode: Mapping[str, Any]) -> list[Warned]:
+def _eager_decode_warnings(decode: Mapping[str, Any]) -> list[LogWarning]:
     share, size = decode.get("cuda_graph_share"), decode.get("first_bs_without_graph")
     if share is None or share > 1 - _EAGER_SHARE or decode["graph_kinds"] == ["cpu"]:
         return []
-    told = f"decode ran without CUDA graphs in {1 - share:.0%} of its lines" + (f", from {size} requests" if size is not None else "")
+    message = f"decode ran without CUDA graphs in {1 - share:.0%} of its lines" + (f", from {size} requests" if size is not None else "")
     hint = "Raise --cuda-graph-max-bs (its default depends on GPU memory and TP, so hosts differ) or lower the concurrency."
-    return [Warned("eager_decode", told, hint, details={"cuda_graph_share": share, "first_bs_without_graph": size})]
+    return [LogWarning("eager_decode", message, hint, details={"cuda_graph_share": share, "first_bs_without_graph": size})]
 
 
-def _graphs(rates: Rates) -> tuple[int, int]:
+def _graph_counts(rates: LoggedRates) -> tuple[int, int]:
     return tuple(sum(count for (_, graph), count in rates.graphs.items() if graph is wanted) for wanted in (True, False))  # type: ignore[return-value]
 
 
-def _over(ranks: Sequence[RankRates], figure: Any) -> float | None:
+def _sum_over(ranks: Sequence[RankRates], figure: Any) -> float | None:
     values = [value for rank in ranks if (value := figure(rank)) is not None]
     return sum(values) if values else None
 
 
-def _whole(value: float | None) -> int | None:
+def _to_int(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 

@@ -11,15 +11,15 @@ from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
 from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
 
 if TYPE_CHECKING:
-    from fleet_knowledge.server_log.diagnosis.accumulator import Story
+    from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 
-_SEVERAL = ("port", "bus_id", "reporting_rank")  # details of which a log may name more than one
+_REPEATABLE_DETAILS = ("port", "bus_id", "reporting_rank")  # details of which a log may name more than one
 _OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")
 
 
-def details_of(story: Story, root: Sighting, nccl: NcclFacts) -> dict[str, Any]:
+def failure_details(accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts) -> dict[str, Any]:
     """What the lines of the root's class name."""
-    sightings = [root, *story.roots.of_class(root.failure_class)]
+    sightings = [root, *accumulator.root_cause_finder.sightings_of_class(root.failure_class)]
     found = _named(sightings)
     ranks = sorted({sighting.rank for sighting in sightings if sighting.rank}, key=lambda label: (len(label), label))
     if ranks:
@@ -27,11 +27,11 @@ def details_of(story: Story, root: Sighting, nccl: NcclFacts) -> dict[str, Any]:
     if root.failure_class.startswith(_OF_NCCL) and nccl.failure:
         named = {"variable": nccl.failure.variable, "value": nccl.failure.value, "function": nccl.failure.function}
         found |= {key: value for key, value in {**named, "nccl_result": nccl.failure.result}.items() if value}
-    special = _OF_CLASS.get(root.failure_class)
-    return {**found, **special(story, root, found)} if special else found
+    special = _DETAILS_BY_CLASS.get(root.failure_class)
+    return {**found, **special(accumulator, root, found)} if special else found
 
 
-def told_cause(failure: Failure, details: Mapping[str, Any]) -> str:
+def cause_text(failure: Failure, details: Mapping[str, Any]) -> str:
     """The cause of a class with what this log names."""
     if failure.name in ("port_in_use", "dist_port_in_use") and details.get("ports"):
         return f"{failure.cause} The port is {', '.join(map(str, details['ports']))}."
@@ -47,7 +47,7 @@ def _named(sightings: Sequence[Sighting]) -> dict[str, Any]:
     for sighting in sightings:
         for name, value in sighting.details.items():
             found.setdefault(name, _number(value))
-    for name in _SEVERAL:
+    for name in _REPEATABLE_DETAILS:
         values = list(dict.fromkeys(_number(sighting.details[name]) for sighting in sightings if name in sighting.details))
         if values:
             found[f"{name}s"] = values
@@ -56,26 +56,26 @@ def _named(sightings: Sequence[Sighting]) -> dict[str, Any]:
     return found
 
 
-def _of_watchdog(story: Story, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
-    silent = sorted({str(rank) for rank in story.launch.seen} - set(found.get("ranks_reporting", ())))
-    since = _earlier(root.stamp, found.get("timeout_s"))
+def _watchdog_details(accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+    silent = sorted({str(rank) for rank in accumulator.launch.seen} - set(found.get("ranks_reporting", ())))
+    since = _stamp_before(root.stamp, found.get("timeout_s"))
     return {"ranks_silent": silent, **({"last_forward_stuck_since": since} if since else {})}
 
 
-def _of_weights(story: Story, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+def _weight_load_details(accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
     healthy = f"TP{found['healthy_rank']}" if "healthy_rank" in found else root.rank
-    waiting = sorted({str(rank) for rank in story.launch.seen - story.launch.ended} - {healthy, *found.get("ranks_reporting", ())})
+    waiting = sorted({str(rank) for rank in accumulator.launch.seen - accumulator.launch.ended} - {healthy, *found.get("ranks_reporting", ())})
     return {"healthy_rank": healthy, "ranks_unfinished": waiting, "needs": "logs of all hosts of the job"}
 
 
-def _of_kill(story: Story, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+def _kill_details(accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"signal": "SIGKILL"} if found.get("exit_code") == -9 else {}
 
 
-_OF_CLASS = {"watchdog_timeout": _of_watchdog, "weight_load_incomplete": _of_weights, "host_oom_kill": _of_kill, "killed": _of_kill}
+_DETAILS_BY_CLASS = {"watchdog_timeout": _watchdog_details, "weight_load_incomplete": _weight_load_details, "host_oom_kill": _kill_details, "killed": _kill_details}
 
 
-def _earlier(stamp: str, by_s: Any) -> str:
+def _stamp_before(stamp: str, by_s: Any) -> str:
     try:
         return str(datetime.fromisoformat(stamp.replace(",", ".")) - timedelta(seconds=int(by_s)))
     except (ValueError, TypeError, OverflowError):

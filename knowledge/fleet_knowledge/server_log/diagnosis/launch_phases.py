@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fleet_knowledge.release import Between
-from fleet_knowledge.server_log.parsing.log_lines import Line, Rank, elapsed
+from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank, elapsed_s
 
 START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC = "start", "init_dist", "load_weight", "kv_alloc"
 CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING = "capture_graph", "warm_up", "http_bind", "ready", "serving"
 PHASES = (START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC, CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING)
 
-WITHOUT_PROGRESS_S: Mapping[str, float] = {
+STALL_LIMITS_S: Mapping[str, float] = {
     START: 300.0,  # imports of a cold file system; downloads count as progress
     INIT_DIST: 600.0,  # SGLang's own --dist-timeout
     LOAD_WEIGHT: 900.0,  # one shard from slow shared storage
@@ -64,7 +64,7 @@ _MARKERS = (
     _marker(HTTP_BIND, _MARK, r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn running", "uvicorn"),
     _marker(READY, _MARK, r"The server is fired up and ready to roll!", "http_server.py, 0.2 - 0.5.23"),
 )
-TELLTALES = (
+LAUNCH_KEYWORDS = (
     "server_args=", "Init torch", "Init parallel", "Load weight", "Cache is allocated", "Memory p", "Captur", "DeepGEMM", "lash",
     "Started server", "startup", "Uvicorn", "fired up", "% Completed", "%|",
 )  # fmt: skip
@@ -81,11 +81,11 @@ _BARS = (
     (WARM_UP, re.compile(r"DeepGEMM warmup")),
 )
 _MAX_RANKS = 4096
-_NOBODY = Rank()
+_NO_RANK = Rank()
 
 
 @dataclass(slots=True)
-class Launch:
+class LoggedLaunch:
     """How far one launch has come. Fed with messages in order; memory is bounded by the number of ranks."""
 
     phase: str = ""
@@ -104,29 +104,29 @@ class Launch:
     _measured_s: dict[str, float] = field(default_factory=dict)
     _bound_s: float | None = None
 
-    def take(self, line: Line) -> bool:
+    def update(self, line: LogLine) -> bool:
         """True when the message moved the launch or told of progress."""
         if line.rank and len(self.seen) < _MAX_RANKS:
             self.seen.add(line.rank)
         if "%|" in line.text or "% Completed" in line.text:
-            return self._count(line.text)
+            return self._read_progress_bar(line.text)
         if line.text.startswith("Engine startup timings"):
-            return self._timings(line.text)
-        if not any(map(line.text.__contains__, TELLTALES)):
+            return self._read_startup_timings(line.text)
+        if not any(map(line.text.__contains__, LAUNCH_KEYWORDS)):
             return False
         marker = next((marker for marker in _MARKERS if marker.words.search(line.text)), None)
         if marker:
-            self._mark(marker, line)
+            self._apply_marker(marker, line)
         return marker is not None
 
-    def serve(self) -> None:
+    def mark_serving(self) -> None:
         """Requests are served: seen without a ready line in a log that begins later."""
         if self.phase in ("", READY):
             self.phase = SERVING
 
     def phase_of(self, rank: Rank | None) -> str:
         """Where a rank stood last; where the launch stood when the rank told nothing of itself."""
-        own = self._of_rank.get(rank or _NOBODY, "")
+        own = self._of_rank.get(rank or _NO_RANK, "")
         return self.phase if not own or self.phase in (READY, SERVING) else own
 
     def phases_s(self) -> dict[str, float]:
@@ -137,60 +137,60 @@ class Launch:
         took |= self._measured_s
         return {phase: round(took[phase], 3) for phase in PHASES if phase in took}
 
-    def _mark(self, marker: _Marker, line: Line) -> None:
-        rank = line.rank or _NOBODY
+    def _apply_marker(self, marker: _Marker, line: LogLine) -> None:
+        rank = line.rank or _NO_RANK
         self.begun = self.begun or marker.phase != WARM_UP
         if marker.phase == START:
             self.began_s = line.at_s
         elif self.began_s is not None and (START not in {phase for _, phase in self._took_s}) and marker.phase == INIT_DIST:
-            self._add(_NOBODY, START, elapsed(self.began_s, line.at_s))
+            self._add_duration(_NO_RANK, START, elapsed_s(self.began_s, line.at_s))
         if marker.phase == READY:
-            self._get_ready(line)
+            self._mark_ready(line)
         elif marker.phase == HTTP_BIND:
             self._bound_s = line.at_s if self._bound_s is None else self._bound_s
         elif marker.what == _BEGIN:
             self._begin(rank, marker.phase, line)
         elif marker.what == _END:
             self._end(rank, marker.phase, line)
-        self._move(rank, KV_ALLOC if (marker.phase, marker.what) == (LOAD_WEIGHT, _END) else marker.phase)
+        self._set_phase(rank, KV_ALLOC if (marker.phase, marker.what) == (LOAD_WEIGHT, _END) else marker.phase)
 
-    def _move(self, rank: Rank, phase: str) -> None:
+    def _set_phase(self, rank: Rank, phase: str) -> None:
         if phase != self.phase:
             self.progress = (0, 0)
         self.phase = phase if self.phase not in (READY, SERVING) else self.phase
         if len(self._of_rank) < _MAX_RANKS:
             self._of_rank[rank] = phase
 
-    def _get_ready(self, line: Line) -> None:
+    def _mark_ready(self, line: LogLine) -> None:
         self.ready_at, self.ready_at_s = line.stamp, line.at_s
-        self._add(_NOBODY, HTTP_BIND, elapsed(self._bound_s, line.at_s))
+        self._add_duration(_NO_RANK, HTTP_BIND, elapsed_s(self._bound_s, line.at_s))
 
-    def _begin(self, rank: Rank, phase: str, line: Line) -> None:
+    def _begin(self, rank: Rank, phase: str, line: LogLine) -> None:
         if line.at_s is not None and len(self._open) < _MAX_RANKS:
             self._open[rank, phase] = line.at_s
 
-    def _end(self, rank: Rank, phase: str, line: Line) -> None:
+    def _end(self, rank: Rank, phase: str, line: LogLine) -> None:
         if phase == CAPTURE_GRAPH and _DRAFT.search(line.text):
             self._open.pop((rank, phase), None)
             return  # the target's graphs are what the phase is told by; the draft's come after
         found = _ELAPSED.search(line.text)
-        took_s = elapsed(self._open.pop((rank, phase), None), line.at_s)
-        self._add(rank, phase, _decimal(found[1]) if found else took_s)
+        took_s = elapsed_s(self._open.pop((rank, phase), None), line.at_s)
+        self._add_duration(rank, phase, _decimal(found[1]) if found else took_s)
         if phase == LOAD_WEIGHT:
             self.ended.add(rank) if len(self.ended) < _MAX_RANKS else None
             if line.at_s is not None:
                 self._open[rank, KV_ALLOC] = line.at_s
 
-    def _add(self, rank: Rank, phase: str, took_s: float | None) -> None:
+    def _add_duration(self, rank: Rank, phase: str, took_s: float | None) -> None:
         if took_s is not None and len(self._took_s) < _MAX_RANKS * len(PHASES):
             self._took_s[rank, phase] = self._took_s.get((rank, phase), 0.0) + took_s
 
-    def _count(self, text: str) -> bool:
+    def _read_progress_bar(self, text: str) -> bool:
         bar = next((phase for phase, words in _BARS if words.search(text)), "")
         counts = _COUNT.findall(text)
         if not counts or not bar:
             return False
-        self._move(_NOBODY, bar)
+        self._set_phase(_NO_RANK, bar)
         self.progress = done_total = (int(counts[-1][0]), int(counts[-1][1]))
         if bar == LOAD_WEIGHT:
             self.shards = done_total
@@ -198,7 +198,7 @@ class Launch:
             self.graphs = done_total
         return True
 
-    def _timings(self, text: str) -> bool:
+    def _read_startup_timings(self, text: str) -> bool:
         found = _TIMINGS.match(text)
         for name, value, group in _TIMING.findall(found[1] if found else ""):
             phase = _OF_TIMING.get(name)

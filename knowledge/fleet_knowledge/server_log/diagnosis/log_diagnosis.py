@@ -14,7 +14,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class LogWarning:
     """One warning of a log, with how often it came."""
 
     code: str
@@ -55,7 +55,7 @@ class Diagnosis:
     weight_shards: tuple[int, int] = (0, 0)
     launches: int = 0
     server: Mapping[str, Any] = field(default_factory=dict)
-    warnings: Sequence[Warned] = ()
+    warnings: Sequence[LogWarning] = ()
     decode: Mapping[str, Any] = field(default_factory=dict)
     nccl: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

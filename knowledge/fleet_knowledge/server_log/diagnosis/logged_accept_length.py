@@ -11,11 +11,11 @@ _SAMPLES = 256
 # 0.5.12.
 # At topk 1 the first two are one, since draft tokens = steps + 1.
 _WITH_BONUS, _WITHOUT_BONUS = "len/draft_tokens", "(len-1)/(draft_tokens-1)"
-_LOOSE = 0.06  # how far a quotient of two rounded figures may lie from a whole number, relative
+_ROUNDING_TOLERANCE = 0.06  # how far a quotient of two rounded figures may lie from a whole number, relative
 
 
 @dataclass(slots=True)
-class Acceptance:
+class AcceptLengthStats:
     """Lengths added up, and the first pairs of length and rate. A length is tokens per verify step, the bonus token counted."""
 
     count: int = 0
@@ -55,7 +55,7 @@ class Acceptance:
             if values
         ]
         spread, tokens, name = min(judged, default=(1.0, 0, ""))
-        return (tokens, name) if spread < _LOOSE and tokens >= 2 else (None, None)
+        return (tokens, name) if spread < _ROUNDING_TOLERANCE and tokens >= 2 else (None, None)
 
 
 def _spread(values: Sequence[float]) -> float:

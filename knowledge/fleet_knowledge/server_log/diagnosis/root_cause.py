@@ -14,10 +14,10 @@ from fleet_knowledge.server_log.diagnosis.launch_phases import (
     SERVING,
     START,
 )
-from fleet_knowledge.server_log.parsing.log_lines import Line
-from fleet_knowledge.server_log.parsing.redaction import shown
-from fleet_knowledge.server_log.symptoms.symptom import ECHO, LAST, ROOT, Symptom, row
-from fleet_knowledge.server_log.symptoms.symptom_matching import is_exception, symptom_of
+from fleet_knowledge.server_log.parsing.log_lines import LogLine
+from fleet_knowledge.server_log.parsing.redaction import redact
+from fleet_knowledge.server_log.symptoms.symptom import ECHO, LAST, ROOT, Symptom, symptom_row
+from fleet_knowledge.server_log.symptoms.symptom_matching import is_exception, match_symptom
 
 _MAX_SIGHTINGS = 256
 _CRASH = re.compile(r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)")
@@ -25,15 +25,15 @@ _BARE = "AssertionError"
 # The last frame of a traceback tells who refused; only the launcher's own check of its arguments has these files
 _FRAME = re.compile(r'^\s+File "[^"]*"')
 _ARGUMENTS_FRAME = re.compile(r'^\s+File "[^"]*(?:/server_args\.py|/arg_groups/\w+\.py)"')
-_REFUSED = row("argument_error", r"^(?:ValueError|AssertionError|NotImplementedError)\b", "server_args.py, arg_groups/", ROOT)
+_REFUSED = symptom_row("argument_error", r"^(?:ValueError|AssertionError|NotImplementedError)\b", "server_args.py, arg_groups/", ROOT)
 # PyTorch warns of why it sees no GPU, and goes on; the server then finds none
 _CUDA_WARNS = "CUDA initialization: "
 # Out of memory is one wording; what it means is told by where it happens
 _OOM_BY_PHASE = {START: "oom_weights", INIT_DIST: "oom_weights", LOAD_WEIGHT: "oom_weights", CAPTURE_GRAPH: "oom_cuda_graph"}
 _NARROWER = {"cuda_oom": ("oom_cuda_graph", "oom_kv_cache"), "oom_weights": ("oom_kv_cache",), "nccl_timeout": ("weight_load_incomplete",)}
 # What ends only a launch: the same words in the log of a ready server are about a request
-_OF_LAUNCH = ("argument_error", "spec_", "parallel_size", "hf_", "model_", "weight", "port_", "dist_", "dependency")
-_GOES_ON = 32  # batch lines after a failure show that it ended nothing
+_LAUNCH_ONLY_CLASSES = ("argument_error", "spec_", "parallel_size", "hf_", "model_", "weight", "port_", "dist_", "dependency")
+_OUTLIVED_BATCHES = 32  # batch lines after a failure show that it ended nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Sighting:
 
 
 @dataclass(slots=True)
-class Roots:
+class RootCauseFinder:
     """All sightings of one launch, the first of each class and rank."""
 
     sightings: list[Sighting] = field(default_factory=list)
@@ -69,65 +69,65 @@ class Roots:
     _checks_arguments: bool = False  # the last frame of the traceback is in the check of the arguments
     _clue: Sighting | None = None  # explains why no GPU is seen, and ends nothing by itself
 
-    def take(self, line: Line, phase: str, batches: int) -> bool:
+    def add_line(self, line: LogLine, phase: str, batches: int) -> bool:
         """True when the message tells of a failure or belongs to a traceback. `batches`: batch lines of the log so far."""
         self._order += 1
         line = self._with_assertion(line)
         if _CUDA_WARNS in line.text:
-            self._hear(line, phase, batches)
-        framed = self._frame(line.text)
-        found = symptom_of(line.text) or self._refused(line.text)
+            self._record_clue(line, phase, batches)
+        framed = self._is_argument_check_frame(line.text)
+        found = match_symptom(line.text) or self._match_refused_argument(line.text)
         crash = ("xception" in line.text or "Traceback" in line.text) and bool(_CRASH.search(line.text))
         if line.stamp:
             self._stamp, self._rank = line.stamp, str(line.rank or "") if crash else ""
         if crash and self._crash is None:
             self._crash = ""
         if found:
-            self._sight(line, phase, batches, *found)
+            self._record_sighting(line, phase, batches, *found)
         if not is_exception(line.text):
             return crash or framed or found is not None
-        self._exception, self._exception_order = shown(line.text), self._order
+        self._exception, self._exception_order = redact(line.text), self._order
         if self._crash == "":
             self._crash = self._exception
         return True
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """The launch came on: an exception before this did not end it."""
         self._moved_order = self._order
         self._crash = None if not self.sightings else self._crash
 
-    def recover(self) -> Sequence[Sighting]:
+    def drop_survived(self) -> Sequence[Sighting]:
         """The server got ready all the same: what was seen so far ended nothing. They are forgotten and given back."""
         gone = self.sightings
         self.sightings, self._seen, self._crash, self._exception = [], set(), None, ""
         return gone
 
-    def outlived(self, batches: int) -> Sequence[Sighting]:
+    def pop_outlived(self, batches: int) -> Sequence[Sighting]:
         """Those after which the server went on with its work; they are forgotten."""
-        gone = [sighting for sighting in self.sightings if batches - sighting.batches >= _GOES_ON]
+        gone = [sighting for sighting in self.sightings if batches - sighting.batches >= _OUTLIVED_BATCHES]
         self.sightings = [sighting for sighting in self.sightings if sighting not in gone]
         return gone
 
-    def root(self, serving: bool) -> Sighting | None:
+    def root_cause(self, serving: bool) -> Sighting | None:
         """The line that explains the others; None when nothing failed."""
         if not self.sightings:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
-        first = self._narrowed(first)
+        first = self._most_specific(first)
         if self._clue and first.failure_class in ("no_gpu", "launch_crashed"):
             return replace(first, failure_class=self._clue.failure_class, cause_line=self._clue.cause_line, distance=self._clue.distance)
         raised = self._crash or self._exception
         if raised and first.failure_class in ("scheduler_crashed", "detokenizer_crashed", "launch_crashed") and first.distance >= ECHO:
-            told = symptom_of(raised)  # an echo that was raised is nearer than the crash that it is part of
-            echoes = told is not None and told[0].failure_class == "nccl_peer_lost"
+            raised_symptom = match_symptom(raised)  # an echo that was raised is nearer than the crash that it is part of
+            echoes = raised_symptom is not None and raised_symptom[0].failure_class == "nccl_peer_lost"
             first = replace(first, cause_line=raised, failure_class="nccl_peer_lost" if echoes else first.failure_class)
         return first
 
-    def of_class(self, failure_class: str) -> list[Sighting]:
+    def sightings_of_class(self, failure_class: str) -> list[Sighting]:
         """Its sightings in order."""
         return [sighting for sighting in self.sightings if sighting.failure_class == failure_class]
 
-    def _with_assertion(self, line: Line) -> Line:
+    def _with_assertion(self, line: LogLine) -> LogLine:
         """A bare `AssertionError` with the source line that the traceback quoted before it."""
         if line.text[:1].isspace():
             quoted = line.text.strip()
@@ -138,28 +138,28 @@ class Roots:
             self._asserted = ""
         return line
 
-    def _frame(self, text: str) -> bool:
+    def _is_argument_check_frame(self, text: str) -> bool:
         """True for a frame in the check of arguments, and for the one that it called."""
         if not text[:1].isspace() or not _FRAME.match(text):
             return False
         before, self._checks_arguments = self._checks_arguments, bool(_ARGUMENTS_FRAME.match(text))
         return before or self._checks_arguments
 
-    def _refused(self, text: str) -> tuple[Symptom, Mapping[str, str]] | None:
+    def _match_refused_argument(self, text: str) -> tuple[Symptom, Mapping[str, str]] | None:
         if not (self._checks_arguments and is_exception(text)):
             return None
         self._checks_arguments = False
         return (_REFUSED, {}) if _REFUSED.words.match(text) else None
 
-    def _hear(self, line: Line, phase: str, batches: int) -> None:
+    def _record_clue(self, line: LogLine, phase: str, batches: int) -> None:
         text = line.text[line.text.index(_CUDA_WARNS) :]
-        if found := symptom_of(text):
+        if found := match_symptom(text):
             stamp = line.stamp or self._stamp
-            self._clue = Sighting(found[0].failure_class, found[0].distance, self._order, shown(text), "", phase, stamp, "", {}, batches)
+            self._clue = Sighting(found[0].failure_class, found[0].distance, self._order, redact(text), "", phase, stamp, "", {}, batches)
 
-    def _sight(self, line: Line, phase: str, batches: int, symptom: Symptom, details: Mapping[str, str]) -> None:
+    def _record_sighting(self, line: LogLine, phase: str, batches: int, symptom: Symptom, details: Mapping[str, str]) -> None:
         failure_class = symptom.failure_class
-        if phase in (READY, SERVING) and failure_class.startswith(_OF_LAUNCH):
+        if phase in (READY, SERVING) and failure_class.startswith(_LAUNCH_ONLY_CLASSES):
             return
         if failure_class == "cuda_oom":
             failure_class = _OOM_BY_PHASE.get(phase, failure_class)
@@ -170,13 +170,13 @@ class Roots:
             return
         self._seen.add(key)
         self.sightings.append(
-            Sighting(failure_class, symptom.distance, self._order, shown(line.text), rank, phase, stamp, symptom.cure, details, batches)
+            Sighting(failure_class, symptom.distance, self._order, redact(line.text), rank, phase, stamp, symptom.cure, details, batches)
         )
 
-    def _narrowed(self, first: Sighting) -> Sighting:
+    def _most_specific(self, first: Sighting) -> Sighting:
         """A later line may say more exactly what ran out."""
         for name in _NARROWER.get(first.failure_class, ()):
-            for sighting in self.of_class(name):
+            for sighting in self.sightings_of_class(name):
                 own = name == "weight_load_incomplete"  # the timeout is how the waiting rank noticed
                 return sighting if own else replace(first, failure_class=name, rank=first.rank or sighting.rank)
         return first

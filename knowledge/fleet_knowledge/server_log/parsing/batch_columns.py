@@ -18,10 +18,10 @@ from fleet_knowledge.server_log.parsing.batch_lines import (
     PREFILL,
     SHARES,
     USAGES,
-    Batch,
+    BatchLine,
     read_batch,
 )
-from fleet_knowledge.server_log.parsing.log_lines import Line, Rank, read_lines
+from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank, read_log_lines
 
 DIGITS = b"0123456789"
 _LETTERS = bytes(code for code in range(256) if chr(code).isascii() and chr(code).isalpha())
@@ -42,11 +42,11 @@ _KEYS = {
     for table in (COUNTS, SHARES, FIGURES)
     for name in table.values()
 }
-_WIDE = frozenset({"gen_throughput", "input_throughput"})  # numbers that seldom come twice
-_MANY = 32_768
+_UNCACHED_COLUMNS = frozenset({"gen_throughput", "input_throughput"})  # numbers that seldom come twice
+_NUMBER_CACHE_MAX = 32_768
 
 
-class _Numbers(dict[bytes, float]):
+class _NumberCache(dict[bytes, float]):
     """What a token is as a number, each read once. Raises ValueError for one that is none."""
 
     def __missing__(self, token: bytes) -> float:
@@ -57,11 +57,11 @@ class _Numbers(dict[bytes, float]):
         return value
 
 
-_FEW = _Numbers()
+_NUMBER_CACHE = _NumberCache()
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchColumns:
     """Batch lines of one rank as columns of equal length; `at` is the place of each among all, `clock` hours, minutes, seconds."""
 
     kind: str
@@ -81,7 +81,7 @@ class Rows:
         hours, minutes, rest = (float(part[index]) for part in self.clock)
         return hours * 3600 + minutes * 60 + rest
 
-    def only(self, picks: Sequence[int], rank: Rank) -> Rows:
+    def select(self, picks: Sequence[int], rank: Rank) -> BatchColumns:
         """These lines alone, under their rank."""
         columns = {name: [column[i] for i in picks] for name, column in self.columns.items()}
         clock = [[part[i] for i in picks] for part in self.clock]
@@ -89,7 +89,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Layout:
+class BatchLineLayout:
     """One shape: the places of its numbers, and the lines of it that wait to be read."""
 
     kind: str
@@ -105,7 +105,7 @@ class Layout:
     raws: list[bytes] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
 
-    def rows(self) -> list[Rows]:
+    def drain_columns(self) -> list[BatchColumns]:
         """The lines that wait, by rank; they wait no longer."""
         raws, at = self.raws, self.at
         self.raws, self.at = [], []
@@ -115,84 +115,84 @@ class Layout:
                 raise ValueError
             return self._split(tokens, at)
         except ValueError:  # a number that is none
-            return [rows for raw, place in zip(raws, at, strict=True) for rows in slow_rows(raw, place)]
+            return [rows for raw, place in zip(raws, at, strict=True) for rows in read_columns_slowly(raw, place)]
 
-    def _split(self, tokens: list[bytes], at: list[int]) -> list[Rows]:
+    def _split(self, tokens: list[bytes], at: list[int]) -> list[BatchColumns]:
         width = self.width
-        if len(_FEW) > _MANY:
-            _FEW.clear()
+        if len(_NUMBER_CACHE) > _NUMBER_CACHE_MAX:
+            _NUMBER_CACHE.clear()
         columns = {
-            name: list(map(float if name in _WIDE else _FEW.__getitem__, tokens[place::width])) for name, place in self.places.items()
+            name: list(map(float if name in _UNCACHED_COLUMNS else _NUMBER_CACHE.__getitem__, tokens[place::width])) for name, place in self.places.items()
         }
-        if any(max(columns[name]) >= LARGEST for name in _WIDE if name in columns):
+        if any(max(columns[name]) >= LARGEST for name in _UNCACHED_COLUMNS if name in columns):
             raise ValueError
         clock = [tokens[self.clock + part :: width] for part in range(3)] if self.clock >= 0 else []
         labels = [tokens[place::width] if place >= 0 else [b"-1"] * len(at) for place in self.ranks]
-        rows = Rows(self.kind, Rank(), self.source, self.graph, self.graph_kind, self.role, at, clock, with_usage(columns))
+        rows = BatchColumns(self.kind, Rank(), self.source, self.graph, self.graph_kind, self.role, at, clock, merge_usage_columns(columns))
         if all(label.count(label[0]) == len(label) for label in labels):
             return [replace(rows, rank=Rank(*(int(label[0]) for label in labels)))]
         picks: dict[tuple[bytes, ...], list[int]] = {}
         for index, rank in enumerate(zip(*labels, strict=True)):
             picks.setdefault(rank, []).append(index)
-        return [rows.only(indices, Rank(*map(int, rank))) for rank, indices in picks.items()]
+        return [rows.select(indices, Rank(*map(int, rank))) for rank, indices in picks.items()]
 
 
-def layout_of(raw: bytes) -> Layout | None:
+def detect_layout(raw: bytes) -> BatchLineLayout | None:
     """The layout of a physical line that is one batch line and nothing else; None where columns would not read it as words do."""
-    lines = list(read_lines(raw))
+    lines = list(read_log_lines(raw))
     batch = read_batch(lines[0]) if len(lines) == 1 else None
     if batch is None:
         return None
     tokens = raw.translate(_NUMBERS).split()
     dropped = _LETTERS if len(raw.translate(_NUMBERS, _LETTERS).split()) == len(tokens) else b""
     places = _places(raw, batch, tokens)
-    ranks = tuple(_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1 for name in ("DP", "PP", "TP"))
+    ranks = tuple(_numbers_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1 for name in ("DP", "PP", "TP"))
     own = batch.rank or Rank()
     if places is None or tuple(int(tokens[place]) if place >= 0 else -1 for place in ranks) != (own.dp, own.pp, own.tp):
         return None
     clock = _CLOCK.search(raw)
-    hours = _before(raw, clock.start(1)) if clock else -1
-    return Layout(batch.kind, lines[0].source, batch.graph, batch.graph_kind, batch.role, dropped, len(tokens), places, ranks, hours)
+    hours = _numbers_before(raw, clock.start(1)) if clock else -1
+    return BatchLineLayout(batch.kind, lines[0].source, batch.graph, batch.graph_kind, batch.role, dropped, len(tokens), places, ranks, hours)
 
 
-def slow_rows(raw: bytes, place: int) -> Iterator[Rows]:
+def read_columns_slowly(raw: bytes, place: int) -> Iterator[BatchColumns]:
     """A physical line read message by message."""
-    for line in read_lines(raw):
+    for line in read_log_lines(raw):
         if batch := read_batch(line):
-            yield rows_of(batch, line, place)
+            yield columns_from_batch(batch, line, place)
 
 
-def rows_of(batch: Batch, line: Line, place: int) -> Rows:
+def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColumns:
     """One batch as columns of one row."""
     columns = {name: [float(batch.values[name])] for name in _WANTED[batch.kind] if name in batch.values}
     clock = re.fullmatch(r"(?:\S+ )?(\d\d):(\d\d):(\d\d(?:\.\d+)?)", line.stamp, re.ASCII)
     parts = [[part.encode()] for part in clock.groups()] if clock else []
-    return Rows(
-        batch.kind, batch.rank or Rank(), line.source, batch.graph, batch.graph_kind, batch.role, [place], parts, with_usage(columns)
+    return BatchColumns(
+        batch.kind, batch.rank or Rank(), line.source, batch.graph, batch.graph_kind, batch.role, [place], parts, merge_usage_columns(columns)
     )
 
 
-def with_usage(columns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
+def merge_usage_columns(columns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
     """The usages of all pools as one column: the fullest counts."""
     usages = [columns[name] for name in USAGES if name in columns]
     kept = {name: column for name, column in columns.items() if name not in USAGES}
     return {**kept, "token_usage": list(map(max, *usages)) if len(usages) > 1 else usages[0]} if usages else kept
 
 
-def _places(raw: bytes, batch: Batch, tokens: list[bytes]) -> dict[str, int] | None:
+def _places(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[str, int] | None:
     places: dict[str, int] = {}
     for name in _WANTED[batch.kind]:
         found = [match for key in _KEYS[name] for match in key.finditer(raw)]
         if not found and (name not in batch.values or name == "token_usage"):
             continue  # token_usage: the fullest of other pools
-        place = _before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
+        place = _numbers_before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
         if place >= len(tokens) or (name not in USAGES and _float(tokens[place]) != batch.values.get(name)):
             return None
         places[name] = place
     return places
 
 
-def _before(raw: bytes, offset: int) -> int:
+def _numbers_before(raw: bytes, offset: int) -> int:
     """How many numbers stand before this place."""
     return len(raw[:offset].translate(_NUMBERS).split())
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.server_log.parsing.log_lines import Line, Rank
+from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank
 
 DECODE, PREFILL = "decode", "prefill"
 LARGEST = 1e15  # what is larger is no count of anything here
@@ -59,7 +59,7 @@ _MAY_END = frozenset({"#queue-req", "#cache_miss"})
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchLine:
     """One line. `values` holds only what the line says, under the names of `docs/json.md`; rates are tokens per second."""
 
     kind: str
@@ -91,7 +91,7 @@ def rank_json(rank: Rank | None) -> dict[str, int] | None:
     return {name: value for name, value in (("dp", rank.dp), ("pp", rank.pp), ("tp", rank.tp)) if value >= 0} if rank else None
 
 
-def read_batch(line: Line) -> Batch | None:
+def read_batch(line: LogLine) -> BatchLine | None:
     """The batch that a message tells of, None when it tells of none. Never raises."""
     found = _HEAD.search(line.text)
     if not found:
@@ -104,7 +104,7 @@ def read_batch(line: Line) -> Batch | None:
     if usages:
         values["token_usage"] = max(usages)  # the pool that is fullest is the one that stops new requests
     iteration = int(found[2]) if found[2] else None
-    return Batch(kind, values, line.rank, line.stamp, iteration, graph, graph_kind, _role(kind, values))
+    return BatchLine(kind, values, line.rank, line.stamp, iteration, graph, graph_kind, _role(kind, values))
 
 
 def _fields(tail: str, torn: bool) -> tuple[dict[str, float], bool | None, str]:

@@ -62,7 +62,7 @@ _RANK_NAMES = ("DP", "PP", "TP", "ATTN_DP", "ATTN_TP")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One message. `stamp` is its own time as written, or the wrapper's; `at_s` the same in seconds, None without."""
 
     text: str
@@ -73,7 +73,7 @@ class Line:
     torn: bool = False  # another message begins where this one should have gone on
 
 
-def read_lines(raw: bytes) -> Iterator[Line]:
+def read_log_lines(raw: bytes) -> Iterator[LogLine]:
     """The messages of a physical line, in order; undecodable bytes are replaced."""
     text, source, time = unwrap(raw.decode("utf-8", "replace"))
     may_hold_two = text.find(":", 0, 400) >= 0 and (text.find("[", 1) > 0)
@@ -91,7 +91,7 @@ def unwrap(text: str) -> tuple[str, str, str]:
     if text[:1] == "[" and text[1:3] in _CENTURIES:  # the server's own stamp: nothing is before it
         return text, "", ""
     if text.startswith('{"'):
-        text = _of_json(text)
+        text = _unwrap_json(text)
     source = time = ""
     for _ in range(_MAX_WRAPPERS):
         found = next((match for wrapper in _WRAPPERS if (match := wrapper.match(text))), None)
@@ -103,7 +103,7 @@ def unwrap(text: str) -> tuple[str, str, str]:
     return text, source, time
 
 
-def seconds(day: str, clock: str) -> float | None:
+def clock_seconds(day: str, clock: str) -> float | None:
     """Seconds that grow with time: of `2025-06-03` and `10:02:24.5`; without a day since midnight. None when they are no time."""
     try:
         hours, minutes, rest = clock.replace(",", ".").split(":")
@@ -113,7 +113,7 @@ def seconds(day: str, clock: str) -> float | None:
         return None
 
 
-def elapsed(begin_s: float | None, end_s: float | None) -> float | None:
+def elapsed_s(begin_s: float | None, end_s: float | None) -> float | None:
     """Seconds between two times; a clock without a day may have passed midnight."""
     if begin_s is None or end_s is None:
         return None
@@ -123,21 +123,21 @@ def elapsed(begin_s: float | None, end_s: float | None) -> float | None:
     return took_s if took_s >= 0 else None
 
 
-def _read(piece: str, source: str, time: str, torn: bool) -> Line:
+def _read(piece: str, source: str, time: str, torn: bool) -> LogLine:
     found = _STAMP.search(piece, 0, 200)
     if found:
         day, clock = found["date"] or "", found[0].strip("[] ").removesuffix(found["rank"])
         clock = clock.removeprefix(day).strip(" T").split(" ")[0]
         text = piece[found.end() :] if found.start() == 0 else piece[: found.start()] + piece[found.end() :]
-        return Line(text.strip(), f"{day} {clock}".strip(), seconds(day, clock), Rank.read(found["rank"]), source, torn)
+        return LogLine(text.strip(), f"{day} {clock}".strip(), clock_seconds(day, clock), Rank.read(found["rank"]), source, torn)
     if found := _GPU_STAMP.match(piece):
-        return Line(piece[found.end() :], rank=Rank(tp=int(found[1])), source=source, torn=torn)
+        return LogLine(piece[found.end() :], rank=Rank(tp=int(found[1])), source=source, torn=torn)
     day, _, clock = time.rpartition("T")
     clock = re.split(r"[Z+-]", clock)[0]
-    return Line(piece.rstrip(), f"{day} {clock}".strip(), seconds(day, clock[:15]), None, source, torn)
+    return LogLine(piece.rstrip(), f"{day} {clock}".strip(), clock_seconds(day, clock[:15]), None, source, torn)
 
 
-def _of_json(text: str) -> str:
+def _unwrap_json(text: str) -> str:
     """What a collector put into JSON: docker and Fluent Bit name it log, Loki line, others message or msg."""
     try:
         fields = json.loads(text)

@@ -30,7 +30,7 @@ _TEXTS = re.compile(
 )
 
 
-def shown(text: str) -> str:
+def redact(text: str) -> str:
     """One line without secrets and prompts, at most 400 characters and a mark where it was cut."""
     text = " ".join(text[: 16 * LINE_LIMIT].split())
     for pattern, replacement in _MASKS:

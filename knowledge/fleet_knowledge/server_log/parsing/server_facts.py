@@ -27,7 +27,7 @@ _VERSIONS = (
 )
 
 
-def arguments_of(text: str) -> dict[str, Any]:
+def read_logged_arguments(text: str) -> dict[str, Any]:
     """What a `server_args=` line says of the arguments that matter to a reader, the first mention of each."""
     found: dict[str, Any] = {}
     for name, value in _ARGUMENT.findall(text):
@@ -35,11 +35,11 @@ def arguments_of(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-TELLTALES = ("max_total_num_tokens=", "KV Cache is allocated", "Load weight end", "version", "==", "sglang:v", "sglang v")
+FACT_KEYWORDS = ("max_total_num_tokens=", "KV Cache is allocated", "Load weight end", "version", "==", "sglang:v", "sglang v")
 """Every line with a fact holds one of these, in small letters or as written."""
 
 
-def facts_of(text: str) -> dict[str, Any]:
+def read_server_facts(text: str) -> dict[str, Any]:
     """Figures of the server in a message: KV tokens, caps, architecture."""
     found: dict[str, Any] = {}
     if "max_total_num_tokens=" in text:
@@ -51,7 +51,7 @@ def facts_of(text: str) -> dict[str, Any]:
     return found
 
 
-def versions_of(text: str) -> dict[str, str]:
+def read_versions(text: str) -> dict[str, str]:
     """Versions that a message names."""
     lowered = text.lower()
     if "version" not in lowered and "==" not in text and "sglang:v" not in lowered and "sglang v" not in lowered:

@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
-from fleet_knowledge.server_log.symptoms.regex_literals import is_floating, literals_of
-from fleet_knowledge.server_log.symptoms.symptom_matching import SYMPTOMS
-from fleet_knowledge.server_log.symptoms.warning_patterns import NOTES
+from fleet_knowledge.server_log.symptoms.regex_literals import is_unanchored, required_literals
+from fleet_knowledge.server_log.symptoms.symptom_matching import LOG_SYMPTOMS
+from fleet_knowledge.server_log.symptoms.warning_patterns import WARNING_PATTERNS
 
 _DIGITS = b"0123456789"
 # Characters left out, the most first: a text is looked for where enough of it is left, among the fewest bytes
-_LEVELS = (
+_REDUCTION_LEVELS = (
     _DIGITS + b" abcdefghijklmnopqrstuvwxyz[](),.:;-TP\"/",
     _DIGITS + b" aeionstrhldcu[],.:TP",
     _DIGITS + b" aeionst",
     _DIGITS,
 )
-_PIECE = 28_000  # bytes: a longer text is searched by a slower way
+_CHUNK_BYTES = 28_000  # bytes: a longer text is searched by a slower way
 _SHORTEST = 4  # characters that must be left of a text
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x00")
 
-_OTHERS = tuple(
+_OTHER_PATTERNS = tuple(
     re.compile(words)
     for words in (
         r"(?:Decode|Prefill) batch",
@@ -55,14 +55,14 @@ _SHARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredText:
     """A text, and the patterns that need it. `sure`: the text alone is enough, for a pattern may match a message and not its line."""
 
     text: bytes
     sure: bool
     words: tuple[re.Pattern[str], ...]
 
-    def met(self, line: bytes) -> bool:
+    def matches(self, line: bytes) -> bool:
         """Whether one of the patterns may match a message of this line."""
         if self.text not in line:
             return False
@@ -72,22 +72,22 @@ class Need:
         return any(words.search(text) for words in self.words)
 
 
-def needs() -> tuple[Need, ...]:
+def required_texts() -> tuple[RequiredText, ...]:
     """Of all patterns that a line is read for: every match of one meets a need at least."""
     owners: dict[str, list[tuple[bool, re.Pattern[str]]]] = {}
-    for words in _OTHERS:
-        for text in literals_of(words):
+    for words in _OTHER_PATTERNS:
+        for text in required_literals(words):
             owners.setdefault(text, []).append((False, words))
-    for words in (row.words for table in (SYMPTOMS, NOTES) for row in table):
-        for text in literals_of(words):
-            owners.setdefault(text, []).append((not is_floating(words), words))
+    for words in (row.words for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table):
+        for text in required_literals(words):
+            owners.setdefault(text, []).append((not is_unanchored(words), words))
     return tuple(
-        Need(text.encode(), any(sure for sure, _ in own), tuple(words for _, words in own))
+        RequiredText(text.encode(), any(sure for sure, _ in own), tuple(words for _, words in own))
         for text, own in sorted(owners.items(), key=lambda pair: (len(pair[0]), pair[0]))
     )
 
 
-def telling(lines: Sequence[bytes], shapes: Sequence[bytes]) -> set[int]:
+def select_lines(lines: Sequence[bytes], shapes: Sequence[bytes]) -> set[int]:
     """Which of these lines may tell anything, by index; `shapes` are the same lines without their digits."""
     if not lines:
         return set()
@@ -96,32 +96,32 @@ def telling(lines: Sequence[bytes], shapes: Sequence[bytes]) -> set[int]:
         lines, text = [_ANSI.sub(b"", line) for line in lines], _ANSI.sub(b"", text)
     if b'{"log":' in text:
         lines, text = [line.replace(b'\\"', b'"') for line in lines], text.replace(b'\\"', b'"')
-    levels = zip(_LEVELS, _fragments(), strict=True)
-    return {index for left_out, groups in levels for index in _kept(lines, text.translate(None, left_out), groups)}
+    levels = zip(_REDUCTION_LEVELS, _fragments(), strict=True)
+    return {index for left_out, groups in levels for index in _matching_lines(lines, text.translate(None, left_out), groups)}
 
 
-_Group = tuple[bytes, tuple[Need, ...]]
+_Group = tuple[bytes, tuple[RequiredText, ...]]
 
 
-def _kept(lines: Sequence[bytes], text: bytes, groups: Sequence[_Group]) -> Iterator[int]:
+def _matching_lines(lines: Sequence[bytes], text: bytes, groups: Sequence[_Group]) -> Iterator[int]:
     """The lines that hold a text of a group; its fragment is looked for in all of them at once."""
     ends: list[int] = []
-    for begin, end in _pieces(text):
+    for begin, end in _text_chunks(text):
         for fragment, wanted in groups:
             place = text.find(fragment, begin, end)
             while place >= 0:
                 ends = ends or list(accumulate(len(row) + 1 for row in text.split(b"\n")))
                 index = bisect_right(ends, place)
-                if any(need.met(lines[index]) for need in wanted):
+                if any(need.matches(lines[index]) for need in wanted):
                     yield index
                 place = text.find(fragment, ends[index], end)
 
 
-def _pieces(text: bytes) -> Iterator[tuple[int, int]]:
+def _text_chunks(text: bytes) -> Iterator[tuple[int, int]]:
     """Stretches of whole lines."""
     begin = 0
     while begin < len(text):
-        end = len(text) if len(text) - begin <= _PIECE else text.rfind(b"\n", begin, begin + _PIECE) + 1
+        end = len(text) if len(text) - begin <= _CHUNK_BYTES else text.rfind(b"\n", begin, begin + _CHUNK_BYTES) + 1
         end = end if end > begin else len(text)
         yield begin, end
         begin = end
@@ -130,21 +130,21 @@ def _pieces(text: bytes) -> Iterator[tuple[int, int]]:
 @cache
 def _fragments() -> tuple[tuple[_Group, ...], ...]:
     """What to look for at each level."""
-    levels: list[dict[bytes, list[Need]]] = [{} for _ in _LEVELS]
-    for need in needs():
-        for left_out, groups in zip(_LEVELS, levels, strict=True):
+    levels: list[dict[bytes, list[RequiredText]]] = [{} for _ in _REDUCTION_LEVELS]
+    for need in required_texts():
+        for left_out, groups in zip(_REDUCTION_LEVELS, levels, strict=True):
             fragment = need.text.translate(None, left_out)
             shared = next((part for part in _SHARED if part in fragment and part == part.translate(None, left_out)), fragment)
             if len(fragment) >= _SHORTEST or left_out == _DIGITS:
-                _join(groups, shared if left_out != _DIGITS else fragment, need)
+                _add_to_group(groups, shared if left_out != _DIGITS else fragment, need)
                 break
-    return tuple(map(_sealed, levels))
+    return tuple(map(_freeze_groups, levels))
 
 
-def _join(groups: dict[bytes, list[Need]], fragment: bytes, need: Need) -> None:
+def _add_to_group(groups: dict[bytes, list[RequiredText]], fragment: bytes, need: RequiredText) -> None:
     """To the group whose fragment is part of this one: needs come from the shortest."""
     groups.setdefault(next((known for known in groups if known in fragment), fragment), []).append(need)
 
 
-def _sealed(groups: dict[bytes, list[Need]]) -> tuple[_Group, ...]:
+def _freeze_groups(groups: dict[bytes, list[RequiredText]]) -> tuple[_Group, ...]:
     return tuple((fragment, tuple(wanted)) for fragment, wanted in groups.items())

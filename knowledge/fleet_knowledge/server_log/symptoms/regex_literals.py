@@ -9,67 +9,67 @@ from itertools import product
 from typing import Any
 
 _PARSER: Any = importlib.import_module("re._parser")
-_MOST = 64  # alternatives that are multiplied out
+_MAX_ALTERNATIVES = 64  # alternatives that are multiplied out
 _FIXED = frozenset({"AT_BEGINNING", "AT_BEGINNING_STRING", "AT_END", "AT_END_STRING", "ASSERT", "ASSERT_NOT", "ATOMIC_GROUP"})
 _ENOUGH = 6  # letters: a text with more is no rarer
 
 
-def literals_of(pattern: re.Pattern[str]) -> frozenset[str]:
+def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
     """Texts of which every match of the pattern holds one at least; the longest that are sure. Empty: nothing is sure.
 
     Those of a pattern that ignores case are in small letters, as is all else in it.
     """
     tree = _PARSER.parse(pattern.pattern, pattern.flags)
-    found = _required(list(tree), bool(pattern.flags & re.IGNORECASE))
+    found = _required_of_sequence(list(tree), bool(pattern.flags & re.IGNORECASE))
     shortest = {text for text in found if text and not any(other in text and other != text for other in found)}
     return frozenset(shortest)
 
 
-def is_floating(pattern: re.Pattern[str]) -> bool:
+def is_unanchored(pattern: re.Pattern[str]) -> bool:
     """Whether a match within a text is one in every longer text too: no anchor but word ends, nothing that must not follow."""
-    return _floats(_PARSER.parse(pattern.pattern, pattern.flags))
+    return _is_unanchored_node(_PARSER.parse(pattern.pattern, pattern.flags))
 
 
-def _floats(node: Any) -> bool:
+def _is_unanchored_node(node: Any) -> bool:
     if getattr(node, "name", "") in _FIXED:
         return False
     if isinstance(node, (str, int)) or node is None:
         return True
-    return all(map(_floats, node))
+    return all(map(_is_unanchored_node, node))
 
 
-def _required(tree: Sequence[Any], folded: bool) -> frozenset[str]:
+def _required_of_sequence(tree: Sequence[Any], folded: bool) -> frozenset[str]:
     """The best of all sets of texts that a sequence needs."""
     sets: list[frozenset[str]] = []
     run = frozenset({""})
     for node in tree:
         exact = _exact(node, folded)
-        if exact is not None and len(exact) * len(run) <= _MOST:
+        if exact is not None and len(exact) * len(run) <= _MAX_ALTERNATIVES:
             run = frozenset(map("".join, product(run, exact)))
             continue
         sets.append(run)
         run = exact if exact is not None else frozenset({""})
         if exact is None:
-            sets.append(_within(node, folded))
-    return max((*sets, run), key=_worth)
+            sets.append(_required_of_node(node, folded))
+    return max((*sets, run), key=_selectivity)
 
 
-def _worth(texts: frozenset[str]) -> tuple[int, int]:
+def _selectivity(texts: frozenset[str]) -> tuple[int, int]:
     """Letters count for more: digits and signs are in every line."""
     fewest = min((4 * sum(map(str.isalpha, text)) + min(len(text), 3) for text in texts), default=0)
     return (min(fewest, 4 * _ENOUGH), -len(texts)) if fewest else (0, 0)
 
 
-def _within(node: Any, folded: bool) -> frozenset[str]:
+def _required_of_node(node: Any, folded: bool) -> frozenset[str]:
     """What a node that is no fixed text needs all the same."""
     name, value = str(node[0]), node[1]
     if name == "SUBPATTERN":
-        return _required(list(value[3]), _folds(value, folded))
+        return _required_of_sequence(list(value[3]), _ignores_case(value, folded))
     if name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
-        return _required(list(value[2]), folded)
+        return _required_of_sequence(list(value[2]), folded)
     if name == "BRANCH":
-        branches = [_required(list(branch), folded) for branch in value[1]]
-        return frozenset().union(*branches) if all(_worth(branch)[0] for branch in branches) else frozenset()
+        branches = [_required_of_sequence(list(branch), folded) for branch in value[1]]
+        return frozenset().union(*branches) if all(_selectivity(branch)[0] for branch in branches) else frozenset()
     return frozenset()
 
 
@@ -88,13 +88,13 @@ def _exact(node: Any, folded: bool) -> frozenset[str] | None:
     if not parts or len(sets) < len(known):
         return None
     texts = frozenset[str]().union(*sets, [""] if name.endswith("REPEAT") and not value[0] else [])
-    return texts if len(texts) <= _MOST else None
+    return texts if len(texts) <= _MAX_ALTERNATIVES else None
 
 
 def _parts(name: str, value: Any, folded: bool) -> list[tuple[Any, bool]]:
     """The sequences of which a node is one; none where it may come more than once or is something else."""
     if name == "SUBPATTERN":
-        return [(value[3], _folds(value, folded))]
+        return [(value[3], _ignores_case(value, folded))]
     if name == "BRANCH":
         return [(branch, folded) for branch in value[1]]
     once = name in ("MAX_REPEAT", "MIN_REPEAT") and value[1] == 1
@@ -105,7 +105,7 @@ def _sequence(tree: Sequence[Any], folded: bool) -> frozenset[str] | None:
     texts = frozenset({""})
     for node in tree:
         exact = _exact(node, folded)
-        if exact is None or len(exact) * len(texts) > _MOST:
+        if exact is None or len(exact) * len(texts) > _MAX_ALTERNATIVES:
             return None
         texts = frozenset(map("".join, product(texts, exact)))
     return texts
@@ -121,5 +121,5 @@ def _character(code: int, folded: bool) -> str:
     return chr(code).lower() if folded else chr(code)
 
 
-def _folds(value: Sequence[Any], folded: bool) -> bool:
+def _ignores_case(value: Sequence[Any], folded: bool) -> bool:
     return folded or bool(value[1] & re.IGNORECASE)

@@ -23,6 +23,6 @@ class Symptom:
     between: Between = field(default_factory=Between)
 
 
-def row(failure_class: str, words: str, source: str, distance: int = ROOT, cure: str = "", between: Between | None = None) -> Symptom:
+def symptom_row(failure_class: str, words: str, source: str, distance: int = ROOT, cure: str = "", between: Between | None = None) -> Symptom:
     """One line of a table; `between` are the versions of SGLang (of NCCL in its rows) that write so, as far as known."""
     return Symptom(failure_class, re.compile(words), source, distance, cure, between or Between())

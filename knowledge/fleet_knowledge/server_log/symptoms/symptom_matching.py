@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from fleet_knowledge.server_log.symptoms.host_symptoms import HOST, MEMORY
-from fleet_knowledge.server_log.symptoms.launch_symptoms import MODEL, PORTS, SPECULATION
-from fleet_knowledge.server_log.symptoms.serving_symptoms import NCCL, SERVING
+from fleet_knowledge.server_log.symptoms.host_symptoms import HOST_SYMPTOMS, MEMORY_SYMPTOMS
+from fleet_knowledge.server_log.symptoms.launch_symptoms import (
+    MODEL_SYMPTOMS,
+    PORT_SYMPTOMS,
+    SPECULATION_SYMPTOMS,
+)
+from fleet_knowledge.server_log.symptoms.serving_symptoms import NCCL_SYMPTOMS, SERVING_SYMPTOMS
 from fleet_knowledge.server_log.symptoms.symptom import Symptom
 
-SYMPTOMS = (*SPECULATION, *MEMORY, *PORTS, *MODEL, *NCCL, *HOST, *SERVING)
+LOG_SYMPTOMS = (*SPECULATION_SYMPTOMS, *MEMORY_SYMPTOMS, *PORT_SYMPTOMS, *MODEL_SYMPTOMS, *NCCL_SYMPTOMS, *HOST_SYMPTOMS, *SERVING_SYMPTOMS)
 """The first row that matches a message is what it tells."""
 
 _EXCEPTION = r"^(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Interrupt|Exit|Warning)\b"
@@ -22,7 +26,7 @@ _HARMLESS = re.compile(
     r"|^Compile with|^CUDA kernel errors|^During handling of|^The above exception was|^INFO: .*\"(?:GET|POST) "
 )
 # Every row's words hold one of these; a quick look that spares most lines the slow one
-TELLTALES = (
+SYMPTOM_KEYWORDS = (
     "error", "exception", "memory", "fail", "port", "time", "xid", "killed", "nccl", "exit code", "sigquit", "gpu", "cuda", "hip ",
     "dead", "gated", "token", "leak", "shm", "not found", "support", "valid", "closed", "reset by", "space", "hub", "divisible",
     "undefined symbol", "shared object", "installed with", "unbalanced", "oom", "nan in", "load", "nvlink", "ninja", "nvcc", "ptxas",
@@ -30,21 +34,21 @@ TELLTALES = (
     "bus error", "uncorrectable", "assert", "bad_alloc", "double", "exited", "status", "signal", "segmentation",
 )  # fmt: skip
 _KUBERNETES = re.compile(r"^\s+(?:Reason|Exit Code): ")  # `kubectl describe` of a container that ended
-_LOOKED_AT = 2000  # characters; what is longer prints data
+_MAX_SEARCHED = 2000  # characters; what is longer prints data
 _REQUEST_LOG = ("Receive: ", "Finish: ", "Receive OpenAI", "Received request")
 
 
-def symptom_of(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
+def match_symptom(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
     """The first row whose words are in this message, with the details that it names; None for a message of no failure."""
     if _KUBERNETES.match(text):
         text = text.strip()
     if text[:1].isspace() or text.startswith(_REQUEST_LOG):
         return None  # an indented line quotes source in a traceback
-    text = text[:_LOOKED_AT]
+    text = text[:_MAX_SEARCHED]
     lowered = text.lower()
-    if not any(map(lowered.__contains__, TELLTALES)) or (_HARMLESS.search(text) and "scheduler died" not in text):
+    if not any(map(lowered.__contains__, SYMPTOM_KEYWORDS)) or (_HARMLESS.search(text) and "scheduler died" not in text):
         return None
-    for symptom in SYMPTOMS:
+    for symptom in LOG_SYMPTOMS:
         if found := symptom.words.search(text):
             return symptom, {name: value for name, value in found.groupdict().items() if value is not None}
     return None

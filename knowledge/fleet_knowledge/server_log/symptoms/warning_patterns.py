@@ -18,7 +18,7 @@ _AR_HINT = "Record custom all-reduce on or off per host: with and without it hos
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class WarningPattern:
     """One wording worth a warning. `reason` tells apart wordings of one code; named groups of `words` become details."""
 
     code: str
@@ -32,12 +32,12 @@ class Note:
     between: Between = field(default_factory=Between)
 
 
-def _note(code: str, severity: str, words: str, message: str, hint: str, source: str, **more: Any) -> Note:
-    return Note(code, severity, re.compile(words), message, hint, source, **more)
+def _warning_pattern(code: str, severity: str, words: str, message: str, hint: str, source: str, **more: Any) -> WarningPattern:
+    return WarningPattern(code, severity, re.compile(words), message, hint, source, **more)
 
 
-NOTES = (
-    _note(
+WARNING_PATTERNS = (
+    _warning_pattern(
         "custom_all_reduce_off",
         INFO,
         r"Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs",
@@ -46,7 +46,7 @@ NOTES = (
         "custom_all_reduce.py",
         reason="pcie_only",
     ),
-    _note(
+    _warning_pattern(
         "custom_all_reduce_off",
         WARNING,
         r"Setup Custom allreduce failed with (?P<error>.*?)\. To silence",
@@ -55,7 +55,7 @@ NOTES = (
         "custom_all_reduce.py",
         reason="setup_failed",
     ),
-    _note(
+    _warning_pattern(
         "custom_all_reduce_off",
         INFO,
         r"Custom allreduce is disabled due to an unsupported world size",
@@ -64,7 +64,7 @@ NOTES = (
         "custom_all_reduce.py",
         reason="world_size",
     ),
-    _note(
+    _warning_pattern(
         "custom_all_reduce_off",
         WARNING,
         r"Custom allreduce is disabled because your platform lacks GPU P2P|[Cc]ustom allreduce.*P2P test failed",
@@ -73,7 +73,7 @@ NOTES = (
         "custom_all_reduce.py",
         reason="no_p2p",
     ),
-    _note(
+    _warning_pattern(
         "custom_all_reduce_off",
         INFO,
         r"Custom allreduce is disabled because this process group spans across nodes",
@@ -82,7 +82,7 @@ NOTES = (
         "custom_all_reduce.py",
         reason="multi_host",
     ),
-    _note(
+    _warning_pattern(
         "custom_all_reduce_off",
         WARNING,
         r"Custom allreduce is disabled(?: because)?(?P<error>.*?)(?:\. To silence|$)",
@@ -91,7 +91,7 @@ NOTES = (
         "custom_all_reduce.py",
         reason="other",
     ),
-    _note(
+    _warning_pattern(
         "draft_tokens_adjusted",
         WARNING,
         r"speculative_num_draft_tokens is adjusted to speculative_num_steps \+ 1",
@@ -99,7 +99,7 @@ NOTES = (
         "Ask for steps + 1 draft tokens; two variants that differ only there are one.",
         "server_args.py",
     ),
-    _note(
+    _warning_pattern(
         "requests_capped",
         WARNING,
         r"[Mm]ax[ _]running[ _]requests is (?:reset|set|adjusted) to (?P<requests>\d+)",
@@ -107,7 +107,7 @@ NOTES = (
         "Set --max-running-requests; what is beyond the cap only queues.",
         "server_args.py: 48 with speculation",
     ),
-    _note(
+    _warning_pattern(
         "jit_in_traffic",
         WARNING,
         r"DeepGEMM JIT code generation|Entering DeepGEMM JIT|DeepGEMM warmup:|JIT[- ]compil|Compiling kernel|"
@@ -117,7 +117,7 @@ NOTES = (
         "deep_gemm, sglang issue 4773",
         serving_only=True,
     ),
-    _note(
+    _warning_pattern(
         "memory_retracted",
         WARNING,
         r"KV cache pool is full\. Retract|Retract(?:ed)? requests|#retracted_reqs?: [1-9]",
@@ -125,7 +125,7 @@ NOTES = (
         "Lower the concurrency or raise --mem-fraction-static; times of such runs hold recomputation.",
         "scheduler.py",
     ),
-    _note(
+    _warning_pattern(
         "graphs_off",
         WARNING,
         r"(?:Disable|Disabling) (?:the )?(?:cuda|CUDA) graph|[Cc]uda graph is disabled",
@@ -133,7 +133,7 @@ NOTES = (
         "Leave them on in a benchmark, or off in every variant.",
         "server_args.py",
     ),
-    _note(
+    _warning_pattern(
         "overlap_off",
         INFO,
         r"[Oo]verlap schedule\w* is (?:disabled|not implemented|turned off)",
@@ -141,7 +141,7 @@ NOTES = (
         "Expected with some features; compare like with like.",
         "server_args.py",
     ),
-    _note(
+    _warning_pattern(
         "weights_missing",
         WARNING,
         r"Some weights (?:of .*)?(?:are|were) not initialized|[Pp]arameter \S+ not found in params_dict",
@@ -149,7 +149,7 @@ NOTES = (
         "Check that the files are complete and meant for this architecture.",
         "loader.py",
     ),
-    _note(
+    _warning_pattern(
         "kernel_untuned",
         WARNING,
         r"Using default (?:MoE|W8A8|fused) .*config.*(?:sub-optimal|suboptimal)|Config file not found at",
@@ -157,7 +157,7 @@ NOTES = (
         "Tune it (benchmark/kernels of SGLang) or compare only hosts with the same tables.",
         "fused_moe_triton, fp8_kernel.py",
     ),
-    _note(
+    _warning_pattern(
         "input_truncated",
         WARNING,
         r"[Ii]nput (?:length|is too long|ids are too long).*(?:truncat|exceed)|is longer than the model's context length",
@@ -165,7 +165,7 @@ NOTES = (
         "Shorten the prompts of the workload or raise --context-length.",
         "tokenizer_manager.py",
     ),
-    _note(
+    _warning_pattern(
         "request_error",
         WARNING,
         r"Exception in ASGI application|Internal Server Error\b|Invalid request",
@@ -173,7 +173,7 @@ NOTES = (
         "Look at the traceback in the log: failed requests make rates look better or worse than they are.",
         "uvicorn, http_server.py",
     ),
-    _note(
+    _warning_pattern(
         "watchdog_soft",
         WARNING,
         r"[Ww]atchdog (?:soft )?timeout.*soft=True|[Ss]oft watchdog timeout",
@@ -182,7 +182,7 @@ NOTES = (
         "scheduler.py",
         between=Between("0.5.9"),
     ),
-    _note(
+    _warning_pattern(
         "deprecated_argument",
         INFO,
         r"'(?P<argument>--[\w-]+)' is deprecated|(?P<argument_too>--[\w-]+) is deprecated",
@@ -190,7 +190,7 @@ NOTES = (
         "Write the name that the line gives; it may go in the next version.",
         "server_args.py",
     ),
-    _note(
+    _warning_pattern(
         "acceptance_simulated",
         WARNING,
         r"SGLANG_SIMULATE_ACC_LEN|[Ss]imulat\w+ (?:the )?(?:accept|acc[_ ]len)",
@@ -198,7 +198,7 @@ NOTES = (
         "Use such runs only to compare communication at equal acceptance.",
         "spec_utils.py",
     ),
-    _note(
+    _warning_pattern(
         "files_limit",
         INFO,
         r"Fail to set RLIMIT",
@@ -206,7 +206,7 @@ NOTES = (
         "Raise `ulimit -n` for many connections.",
         "utils.py",
     ),
-    _note(
+    _warning_pattern(
         "simulated_engine",
         INFO,
         r"SIMULATED ENGINE",
@@ -215,19 +215,19 @@ NOTES = (
         "benchfleet",
     ),
 )
-TELLTALES = (
+WARNING_KEYWORDS = (
     "allreduce", "speculative", "equests", "jit", "deepgemm", "p2p", "retract", "graph", "overlap", "weights", "params_dict",
     "default", "config file", "nput", "exception in asgi", "internal server", "invalid request", "watchdog", "deprecated", "simulat",
     "rlimit", "compil", "autotun",
 )  # fmt: skip
 
 
-def note_of(text: str) -> tuple[Note, Mapping[str, str]] | None:
+def match_warning(text: str) -> tuple[WarningPattern, Mapping[str, str]] | None:
     """The first row whose words are in this message, with the details that it names."""
     lowered = text.lower()
-    if text.startswith(("server_args=", " ")) or not any(map(lowered.__contains__, TELLTALES)):
+    if text.startswith(("server_args=", " ")) or not any(map(lowered.__contains__, WARNING_KEYWORDS)):
         return None
-    for note in NOTES:
-        if found := note.words.search(text):
-            return note, {name: value for name, value in found.groupdict().items() if value}
+    for pattern in WARNING_PATTERNS:
+        if found := pattern.words.search(text):
+            return pattern, {name: value for name, value in found.groupdict().items() if value}
     return None

@@ -61,7 +61,7 @@ class OwnLayers:
     source: str
 
 
-def _own(pattern: str, architecture: str, first: str, source: str) -> OwnLayers:
+def _own_layers_row(pattern: str, architecture: str, first: str, source: str) -> OwnLayers:
     return OwnLayers(re.compile(pattern, re.I), architecture, Between(first), source)
 
 
@@ -69,19 +69,19 @@ _CONFIG = "0.5.23 configs/model_config.py: a draft architecture for the same che
 
 # Architectures for which server_args.py (speculative_hook.py from 0.5.14) takes the target's own path as the draft's.
 OWN_LAYERS: tuple[OwnLayers, ...] = (
-    _own(r"deepseek[-_]?(v3\.2|v32)", "DeepseekV32ForCausalLM", "0.5.3", "0.5.3 server_args.py"),
-    _own(r"deepseek[-_]?v4", "DeepseekV4ForCausalLM", "0.5.12", "0.5.23 speculative_hook.py"),
-    _own(r"deepseek[-_]?(v3|r1)|\bds[-_]?(v3|r1)", "DeepseekV3ForCausalLM", "0.4.6", "0.4.6.post5 server_args.py"),
-    _own(r"glm[-_]?4\.[5-9]|glm[-_]?5", "Glm4MoeForCausalLM", "0.4.9", "0.4.9.post6, 0.5.9 server_args.py"),
-    _own(r"ling[-_](mini|flash|1t|plus)|bailing", "BailingMoeForCausalLM", "0.5.3", "0.5.3 server_args.py"),
-    _own(r"mistral[-_]?large[-_]?3|pixtral", "MistralLarge3ForCausalLM", "0.5.9", "0.5.9 server_args.py"),
-    _own(r"mimo[-_]", "MiMoV2FlashForCausalLM", "0.5.7", _CONFIG),
-    _own(r"qwen3[-_]next|qwen3\.[5-9]|qwen4", "Qwen3NextForCausalLM", "0.5.3", _CONFIG),
-    _own(r"longcat", "LongcatFlashForCausalLM", "0.5.3", _CONFIG),
-    _own(r"step[-_]?3\.5", "Step3p5ForCausalLM", "0.5.9", _CONFIG),
-    _own(r"nemotron[-_]?3", "NemotronHForCausalLM", "0.5.9", _CONFIG),
-    _own(r"exaone[-_]?moe|k-exaone", "ExaoneMoEForCausalLM", "0.5.9", _CONFIG),
-    _own(r"hy[-_]?v[34]", "HYV3ForCausalLM", "0.5.12", "0.5.12 server_args.py"),
+    _own_layers_row(r"deepseek[-_]?(v3\.2|v32)", "DeepseekV32ForCausalLM", "0.5.3", "0.5.3 server_args.py"),
+    _own_layers_row(r"deepseek[-_]?v4", "DeepseekV4ForCausalLM", "0.5.12", "0.5.23 speculative_hook.py"),
+    _own_layers_row(r"deepseek[-_]?(v3|r1)|\bds[-_]?(v3|r1)", "DeepseekV3ForCausalLM", "0.4.6", "0.4.6.post5 server_args.py"),
+    _own_layers_row(r"glm[-_]?4\.[5-9]|glm[-_]?5", "Glm4MoeForCausalLM", "0.4.9", "0.4.9.post6, 0.5.9 server_args.py"),
+    _own_layers_row(r"ling[-_](mini|flash|1t|plus)|bailing", "BailingMoeForCausalLM", "0.5.3", "0.5.3 server_args.py"),
+    _own_layers_row(r"mistral[-_]?large[-_]?3|pixtral", "MistralLarge3ForCausalLM", "0.5.9", "0.5.9 server_args.py"),
+    _own_layers_row(r"mimo[-_]", "MiMoV2FlashForCausalLM", "0.5.7", _CONFIG),
+    _own_layers_row(r"qwen3[-_]next|qwen3\.[5-9]|qwen4", "Qwen3NextForCausalLM", "0.5.3", _CONFIG),
+    _own_layers_row(r"longcat", "LongcatFlashForCausalLM", "0.5.3", _CONFIG),
+    _own_layers_row(r"step[-_]?3\.5", "Step3p5ForCausalLM", "0.5.9", _CONFIG),
+    _own_layers_row(r"nemotron[-_]?3", "NemotronHForCausalLM", "0.5.9", _CONFIG),
+    _own_layers_row(r"exaone[-_]?moe|k-exaone", "ExaoneMoEForCausalLM", "0.5.9", _CONFIG),
+    _own_layers_row(r"hy[-_]?v[34]", "HYV3ForCausalLM", "0.5.12", "0.5.12 server_args.py"),
 )
 
 FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -90,14 +90,14 @@ FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def own_layers(model_path: str) -> OwnLayers | None:
+def find_own_layers(model_path: str) -> OwnLayers | None:
     """The row of the model by its name; None when its name is not of a model known to draft for itself."""
     return next((row for row in OWN_LAYERS if row.name.search(model_path)), None)
 
 
-def family(model_path: str) -> str:
+def model_family(model_path: str) -> str:
     """The architecture that a model's name tells, for SGLang's automatic values; empty when it tells none."""
-    own = own_layers(model_path)
+    own = find_own_layers(model_path)
     return own.architecture if own else next((name for pattern, name in FAMILIES if pattern.search(model_path)), "")
 
 

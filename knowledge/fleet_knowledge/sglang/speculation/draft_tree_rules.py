@@ -8,10 +8,10 @@ from fleet_knowledge.release import Between
 from fleet_knowledge.server_configuration import (
     ERROR,
     WARNING,
-    Configuration,
-    Remark,
-    graded,
-    in_versions,
+    RuleFinding,
+    ServerConfiguration,
+    refusal_severity,
+    versions_suffix,
 )
 from fleet_knowledge.sglang.speculation.algorithms import EAGLE_LIKE
 from fleet_knowledge.sglang.speculation.resolved_arguments import (
@@ -19,7 +19,7 @@ from fleet_knowledge.sglang.speculation.resolved_arguments import (
     DRAFT_TOKENS,
     STEPS,
     TOPK,
-    Settled,
+    ResolvedSpeculation,
     tree_capacity,
 )
 
@@ -32,31 +32,31 @@ _PAGED_TREES: tuple[tuple[Between, tuple[str, ...]], ...] = (
 _BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend")
 
 
-def tree_rules(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def apply_draft_tree_rules(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     """What to tell about the sizes of an algorithm that drafts."""
     for rule in _RULES:
         yield from rule(asked, settled)
 
 
-def _positive(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _positive(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for name in (STEPS, TOPK, DRAFT_TOKENS):
         value = asked.number(name)
         if value is not None and value < 1 and settled.algorithm in EAGLE_LIKE:
-            yield Remark("spec_bad_size", ERROR, f"args.{name}", f"`{name}` is {value}, and it must be above 0", _NONE_HINT)
+            yield RuleFinding("spec_bad_size", ERROR, f"args.{name}", f"`{name}` is {value}, and it must be above 0", _NONE_HINT)
 
 
 _NONE_HINT = f"for a variant without speculation leave out {ALGORITHM} and its sizes (null takes them away)"
 
 
-def _adjusted(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _adjusted(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for change in settled.adjustments:
         if change.asked is not None and change.used > 0:
             message = f"SGLang runs `{change.argument}` {change.used}, not {change.asked}: {change.why}"
             hint = f"write {change.used}" if change.argument != DRAFT_TOKENS else f"write {change.used} ({STEPS} + 1), or {TOPK} above 1"
-            yield Remark("spec_adjusted", WARNING, f"args.{change.argument}", message, hint)
+            yield RuleFinding("spec_adjusted", WARNING, f"args.{change.argument}", message, hint)
 
 
-def _overflow(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _overflow(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     """organize_draft_results takes the best draft_tokens - 1 of the tree by torch.topk, which fails when there are fewer."""
     steps, topk, tokens = settled.steps, settled.topk, settled.draft_tokens
     if settled.algorithm not in EAGLE_LIKE or steps is None or topk is None or tokens is None or min(steps, topk) < 1:
@@ -65,18 +65,18 @@ def _overflow(asked: Configuration, settled: Settled) -> Iterator[Remark]:
     if tokens - 1 > holds:
         sum_text = f"{topk} + {steps - 1}*{topk}*{topk} = {holds} nodes + root"
         message = f"`{DRAFT_TOKENS}` {tokens} is more than the tree can hold ({sum_text}): SGLang stops when it drafts the first time"
-        yield Remark("spec_tree_overflow", WARNING, f"args.{DRAFT_TOKENS}", message, f"write at most {holds + 1}, or more steps or topk")
+        yield RuleFinding("spec_tree_overflow", WARNING, f"args.{DRAFT_TOKENS}", message, f"write at most {holds + 1}, or more steps or topk")
     elif topk > 1 and tokens < steps + 1:
         message = f"`{DRAFT_TOKENS}` {tokens} leaves out the last of {steps} steps: they are drafted and thrown away"
-        yield Remark("spec_steps_unused", WARNING, f"args.{DRAFT_TOKENS}", message, f"write {steps + 1} or more, or fewer steps")
+        yield RuleFinding("spec_steps_unused", WARNING, f"args.{DRAFT_TOKENS}", message, f"write {steps + 1} or more, or fewer steps")
 
 
-def _pages(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _pages(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     page, backend = asked.size("page_size"), asked.text("attention_backend")
     branches = settled.topk if settled.algorithm in EAGLE_LIKE else (asked.number("speculative_ngram_max_bfs_breadth", 10) or 10)
     if page == 1 or branches is None or branches <= 1 or settled.algorithm not in (*EAGLE_LIKE, "NGRAM"):
         return
-    able = _able(asked, settled.algorithm)
+    able = _capable_backends(asked, settled.algorithm)
     if backend in able[0]:
         return
     sure = bool(backend) and backend not in able[1]
@@ -89,10 +89,10 @@ def _pages(asked: Configuration, settled: Settled) -> Iterator[Remark]:
         first = next(versions.first for versions, backends in _PAGED_TREES if backend in backends)
         message = f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older one refuses it at launch"
     hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (f", or {TOPK}: 1" if settled.algorithm in EAGLE_LIKE else "")
-    yield Remark("spec_paged_tree", ERROR if sure else WARNING, "args.page_size", message, hint)
+    yield RuleFinding("spec_paged_tree", ERROR if sure else WARNING, "args.page_size", message, hint)
 
 
-def _able(asked: Configuration, algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _capable_backends(asked: ServerConfiguration, algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Backends that surely can, and those that can in some version that may be ours."""
     if algorithm == "NGRAM":
         return ("flashinfer",), ("flashinfer",)
@@ -100,24 +100,24 @@ def _able(asked: Configuration, algorithm: str) -> tuple[tuple[str, ...], tuple[
     return rows[0], rows[-1]
 
 
-def _trtllm(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _trtllm(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for name in _BACKENDS:
         versions = Between("0.5.0")
-        severity = graded(versions, asked.release)
+        severity = refusal_severity(versions, asked.release)
         if asked.text(name) == "trtllm_mha" and settled.algorithm in EAGLE_LIKE and (settled.topk or 1) > 1 and severity:
             message = f"`{name}: trtllm_mha` speculates with {TOPK} 1 only: SGLang refuses {settled.topk}"
-            yield Remark("spec_trtllm_topk", ERROR, f"args.{name}", message, f"write {TOPK}: 1, or another attention backend")
+            yield RuleFinding("spec_trtllm_topk", ERROR, f"args.{name}", message, f"write {TOPK}: 1, or another attention backend")
 
 
-def _on_cpu(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _on_cpu(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     """NGRAM was for CUDA only up to 0.5.15; DFLASH, DSPARK and UNO still want an accelerator (speculative_hook.py)."""
     if asked.text("device") != "cpu" or settled.algorithm not in ("NGRAM", "DFLASH", "DSPARK", "UNO"):
         return
     versions = Between("0.5.3", "0.5.15") if settled.algorithm == "NGRAM" else Between()
-    severity = graded(versions, asked.release)
+    severity = refusal_severity(versions, asked.release)
     if severity:
-        message = f"SGLang refuses {settled.algorithm} on a CPU{in_versions(versions, asked.release)}"
-        yield Remark("spec_excludes", severity, f"args.{ALGORITHM}", message, "use EAGLE3 or STANDALONE there, or a GPU")
+        message = f"SGLang refuses {settled.algorithm} on a CPU{versions_suffix(versions, asked.release)}"
+        yield RuleFinding("spec_excludes", severity, f"args.{ALGORITHM}", message, "use EAGLE3 or STANDALONE there, or a GPU")
 
 
-_RULES: tuple[Callable[[Configuration, Settled], Iterator[Remark]], ...] = (_positive, _adjusted, _overflow, _pages, _trtllm, _on_cpu)
+_RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (_positive, _adjusted, _overflow, _pages, _trtllm, _on_cpu)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet_knowledge.release import Between, Release
-from fleet_knowledge.server_configuration import Configuration
-from fleet_knowledge.sglang.speculation.algorithms import ALGORITHMS, ALIASES, EAGLE_LIKE, family
-from fleet_knowledge.sglang_releases import Holds, holds
+from fleet_knowledge.server_configuration import ServerConfiguration
+from fleet_knowledge.sglang.speculation.algorithms import (
+    ALGORITHMS,
+    ALIASES,
+    EAGLE_LIKE,
+    model_family,
+)
+from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
 STEPS, TOPK, DRAFT_TOKENS = "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"
 ALGORITHM, DRAFT = "speculative_algorithm", "speculative_draft_model_path"
 ADJUSTED_LINE = "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"
-CAP = 48  # server_args.py: "Max running requests is reset to 48 for speculative decoding", 0.4.6 - 0.5.23 (32 in 0.4.4)
+REQUEST_CAP = 48  # server_args.py: "Max running requests is reset to 48 for speculative decoding", 0.4.6 - 0.5.23 (32 in 0.4.4)
 _CAPPED = Between("0.4.4")
 _LARGE, _SMALL = (5, 4, 8), (3, 1, 4)
 _ALL_LARGE = Between("0.4.6", "0.4.6.post5")  # auto_choose_speculative_params gives 5/4/8 to every model there
@@ -30,7 +35,7 @@ class Adjustment:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class ResolvedSpeculation:
     """Speculation as the server runs it; `algorithm` empty = none. A None means that the server refuses or that it is not known."""
 
     algorithm: str = ""
@@ -47,7 +52,7 @@ class Settled:
         return None if self.steps is None or self.draft_tokens is None else min(self.steps + 1, self.draft_tokens)
 
 
-def canonical(algorithm: str) -> str:
+def canonical_algorithm(algorithm: str) -> str:
     """The algorithm's own name: upper case, NEXTN as EAGLE."""
     name = algorithm.strip().upper()
     return ALIASES.get(name, name)
@@ -58,11 +63,11 @@ def tree_capacity(steps: int, topk: int) -> int:
     return topk + (steps - 1) * topk * topk
 
 
-def settle(asked: Configuration) -> Settled:
+def resolve_speculation(asked: ServerConfiguration) -> ResolvedSpeculation:
     """What the server runs."""
-    name = canonical(asked.text(ALGORITHM))
+    name = canonical_algorithm(asked.text(ALGORITHM))
     if not name:
-        return Settled()
+        return ResolvedSpeculation()
     steps, topk, tokens = (asked.number(argument) for argument in (STEPS, TOPK, DRAFT_TOKENS))
     if name in EAGLE_LIKE:
         return _eagle(name, asked, (steps, topk, tokens))
@@ -73,45 +78,45 @@ def settle(asked: Configuration) -> Settled:
             for argument, value in ((STEPS, steps), (TOPK, topk))
             if value not in (None, 1)
         )
-        return Settled(name, 1, 1, tokens, changed)
-    return Settled(name, steps, topk, tokens)
+        return ResolvedSpeculation(name, 1, 1, tokens, changed)
+    return ResolvedSpeculation(name, steps, topk, tokens)
 
 
-def _eagle(name: str, asked: Configuration, given: tuple[int | None, int | None, int | None]) -> Settled:
+def _eagle(name: str, asked: ServerConfiguration, given: tuple[int | None, int | None, int | None]) -> ResolvedSpeculation:
     if given == (None, None, None):
-        return Settled(name, *automatic(name, asked))
+        return ResolvedSpeculation(name, *automatic_sizes(name, asked))
     steps, topk, tokens = given
     topk, changed = _paged(asked, topk)
     if steps is None or topk is None:
-        return Settled(name, steps, topk, tokens, changed)
+        return ResolvedSpeculation(name, steps, topk, tokens, changed)
     if topk == 1 and tokens != steps + 1:
         why = "with one branch the drafts are a chain of the steps and one token more"
         changed = (*changed, Adjustment(DRAFT_TOKENS, tokens, steps + 1, why))
         tokens = steps + 1
-    return Settled(name, steps, topk, tokens, changed)
+    return ResolvedSpeculation(name, steps, topk, tokens, changed)
 
 
-def _paged(asked: Configuration, topk: int | None) -> tuple[int | None, tuple[Adjustment, ...]]:
+def _paged(asked: ServerConfiguration, topk: int | None) -> tuple[int | None, tuple[Adjustment, ...]]:
     """Up to 0.4.6 a page above one token made topk 1 instead of a refusal (0.4.6.post5 server_args.py)."""
     if asked.release and topk and topk > 1 and asked.size("page_size") > 1 and Between("0.4.4", "0.4.8").holds(asked.release):
         return 1, (Adjustment(TOPK, topk, 1, "page_size is above 1"),)
     return topk, ()
 
 
-def automatic(name: str, asked: Configuration) -> tuple[int, int, int]:
+def automatic_sizes(name: str, asked: ServerConfiguration) -> tuple[int, int, int]:
     """Steps, topk and draft tokens that SGLang chooses when none of the three is given (auto_choose_speculative_params)."""
     if name == "STANDALONE":
         return _SMALL
     every = asked.release is not None and _ALL_LARGE.holds(asked.release)
-    return _LARGE if every or family(asked.model_path) in _LARGE_FAMILIES else _SMALL
+    return _LARGE if every or model_family(asked.model_path) in _LARGE_FAMILIES else _SMALL
 
 
-def request_cap(asked: Configuration) -> int | None:
+def request_cap(asked: ServerConfiguration) -> int | None:
     """Requests that run at once at most because of speculation; None when `max_running_requests` is given or nothing caps them."""
-    algorithm = ALGORITHMS.get(canonical(asked.text(ALGORITHM)))
+    algorithm = ALGORITHMS.get(canonical_algorithm(asked.text(ALGORITHM)))
     if algorithm is None or algorithm.name == "UNO" or asked.number("max_running_requests") is not None:
         return None
-    if holds(_CAPPED, asked.release) == Holds.NO:
+    if certainty_of(_CAPPED, asked.release) == Certainty.NO:
         return None
     older = asked.release is not None and asked.release < Release((0, 4, 6))
-    return 32 if older else CAP
+    return 32 if older else REQUEST_CAP

@@ -10,74 +10,74 @@ from fleet_knowledge.server_configuration import (
     ERROR,
     INFO,
     WARNING,
-    Configuration,
-    Remark,
-    graded,
-    in_versions,
+    RuleFinding,
+    ServerConfiguration,
+    refusal_severity,
+    versions_suffix,
 )
 from fleet_knowledge.sglang.speculation.algorithms import (
     ALGORITHMS,
     ALIASES,
     EAGLE_LIKE,
+    find_own_layers,
     names_eagle3,
     names_older_eagle,
-    own_layers,
 )
-from fleet_knowledge.sglang.speculation.draft_tree_rules import tree_rules
+from fleet_knowledge.sglang.speculation.draft_tree_rules import apply_draft_tree_rules
 from fleet_knowledge.sglang.speculation.resolved_arguments import (
     ALGORITHM,
     DRAFT,
     DRAFT_TOKENS,
     STEPS,
     TOPK,
-    Settled,
-    canonical,
+    ResolvedSpeculation,
+    canonical_algorithm,
     request_cap,
-    settle,
+    resolve_speculation,
     tree_capacity,
 )
-from fleet_knowledge.sglang_releases import Holds, holds
+from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
 _AT = f"args.{ALGORITHM}"
 _SPECULATIVE = "speculative_"
 
 
-def remarks(asked: Configuration) -> Iterator[Remark]:
+def apply_speculation_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     """Everything to tell about the speculation of one configuration."""
-    settled = settle(asked)
+    settled = resolve_speculation(asked)
     if not settled.algorithm:
         yield from _without_algorithm(asked)
         return
     for rule in _RULES:
         yield from rule(asked, settled)
-    yield from tree_rules(asked, settled)
+    yield from apply_draft_tree_rules(asked, settled)
 
 
-def _without_algorithm(asked: Configuration) -> Iterator[Remark]:
+def _without_algorithm(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     given = [name for name in (STEPS, TOPK, DRAFT_TOKENS, DRAFT) if asked.args.get(name) is not None]
     if given:
         message = f"`{given[0]}` has no effect: no `{ALGORITHM}` is given, so nothing is speculated"
-        yield Remark("spec_without_algorithm", WARNING, f"args.{given[0]}", message, "name the algorithm, or leave the argument out")
+        yield RuleFinding("spec_without_algorithm", WARNING, f"args.{given[0]}", message, "name the algorithm, or leave the argument out")
     if asked.env.get("SGLANG_SIMULATE_ACC_LEN"):
         message = "SGLANG_SIMULATE_ACC_LEN has no effect: nothing is speculated"
-        yield Remark("spec_without_algorithm", WARNING, "env.SGLANG_SIMULATE_ACC_LEN", message, "leave it out, or name an algorithm")
+        yield RuleFinding("spec_without_algorithm", WARNING, "env.SGLANG_SIMULATE_ACC_LEN", message, "leave it out, or name an algorithm")
 
 
-def _known(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _known(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     written, row = asked.text(ALGORITHM), ALGORITHMS.get(settled.algorithm)
     if row is None:
         near = get_close_matches(settled.algorithm[:40], [*ALGORITHMS, *ALIASES], n=1, cutoff=0.6)
         message = f"`{written[:40]}` is not an algorithm of the SGLang releases read (up to 0.5.23); a plug-in may register it"
         hint = f"did you mean {near[0]}?" if near else f"they have: {', '.join([*ALGORITHMS, *ALIASES])}"
-        yield Remark("spec_unknown_algorithm", WARNING, _AT, message, hint)
-    elif holds(row.versions, asked.release) == Holds.NO:
+        yield RuleFinding("spec_unknown_algorithm", WARNING, _AT, message, hint)
+    elif certainty_of(row.versions, asked.release) == Certainty.NO:
         message = f"SGLang {asked.release} has no {row.name}: it came with a later version, so this one refuses the choice"
-        yield Remark("spec_unknown_algorithm", ERROR, _AT, message, "use a newer SGLang, or another algorithm")
+        yield RuleFinding("spec_unknown_algorithm", ERROR, _AT, message, "use a newer SGLang, or another algorithm")
 
 
-def _deepseek_v4(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _deepseek_v4(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     """deepseek_v4_hook.py compares the name as it was written, before NEXTN becomes EAGLE (0.5.12 - 0.5.23)."""
-    own = own_layers(asked.model_path)
+    own = find_own_layers(asked.model_path)
     if own is None or own.architecture != "DeepseekV4ForCausalLM":
         return
     written = asked.text(ALGORITHM)
@@ -85,13 +85,13 @@ def _deepseek_v4(asked: Configuration, settled: Settled) -> Iterator[Remark]:
     if written not in allowed:
         message = f"SGLang takes only {' and '.join(allowed)} for DeepSeek V4, written so, not `{written[:40]}`"
         hint = "write EAGLE instead of the alias NEXTN" if settled.algorithm == "EAGLE" else f"write {' or '.join(allowed)}"
-        yield Remark("spec_model_refuses", ERROR, _AT, message, hint)
+        yield RuleFinding("spec_model_refuses", ERROR, _AT, message, hint)
     elif written == "EAGLE" and asked.number(TOPK) != 1:
         message = "SGLang takes EAGLE for DeepSeek V4 only with speculative_eagle_topk 1, and it must be given"
-        yield Remark("spec_model_refuses", ERROR, _AT, message, f"write {TOPK}: 1")
+        yield RuleFinding("spec_model_refuses", ERROR, _AT, message, f"write {TOPK}: 1")
 
 
-def _draft(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _draft(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     row, draft = ALGORITHMS.get(settled.algorithm), asked.text(DRAFT)
     if row is None:
         return
@@ -99,15 +99,15 @@ def _draft(asked: Configuration, settled: Settled) -> Iterator[Remark]:
         yield from _draft_that_fits(asked, settled, draft)
     elif row.draft == "needed":
         message = f"{row.name} needs `{DRAFT}`, and none is given" + _ALONE.get(row.name, "")
-        own = own_layers(asked.model_path) if row.name == "EAGLE3" else None
+        own = find_own_layers(asked.model_path) if row.name == "EAGLE3" else None
         hint = "give a draft that was trained for this model"
         hint += "; this model has draft layers of its own: EAGLE runs them without a path" if own else ""
-        yield Remark("spec_draft_missing", ERROR, _AT, message, hint)
+        yield RuleFinding("spec_draft_missing", ERROR, _AT, message, hint)
     elif row.draft == "own":
         yield from _own_draft(asked)
     elif row.draft == "bundled":
         message = f"{row.name} needs `{DRAFT}` unless the checkpoint holds a draft"
-        yield Remark("spec_draft_missing", INFO, _AT, message, "give the path if the launch fails for want of it")
+        yield RuleFinding("spec_draft_missing", INFO, _AT, message, "give the path if the launch fails for want of it")
 
 
 _ALONE = {
@@ -116,37 +116,37 @@ _ALONE = {
 }
 
 
-def _own_draft(asked: Configuration) -> Iterator[Remark]:
-    own = own_layers(asked.model_path)
+def _own_draft(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+    own = find_own_layers(asked.model_path)
     if own is None:
         message = f"EAGLE without `{DRAFT}` works only for models with draft layers of their own; `{asked.model_path}` is not known as one"
         hint = "give a draft; without one the model is loaded twice, and the launch fails unless it has such layers"
-        yield Remark("spec_draft_missing", WARNING, _AT, message, hint)
-    elif holds(own.versions, asked.release) == Holds.NO:
+        yield RuleFinding("spec_draft_missing", WARNING, _AT, message, hint)
+    elif certainty_of(own.versions, asked.release) == Certainty.NO:
         message = f"SGLang {asked.release} does not use the model's own draft layers without `{DRAFT}`: {own.versions.first} and newer do"
-        yield Remark("spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {asked.model_path}")
+        yield RuleFinding("spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {asked.model_path}")
 
 
-def _draft_that_fits(asked: Configuration, settled: Settled, draft: str) -> Iterator[Remark]:
+def _draft_that_fits(asked: ServerConfiguration, settled: ResolvedSpeculation, draft: str) -> Iterator[RuleFinding]:
     if settled.algorithm == "EAGLE" and names_eagle3(draft):
         message = (
             f"{asked.text(ALGORITHM)} is given for an EAGLE-3 draft (`{draft[-80:]}`): the server starts healthy and"
             " accepts exactly 1.00 tokens, so nothing is gained and the measurement is invalid"
         )
-        yield Remark("spec_eagle3_as_eagle", ERROR, _AT, message, f"write {ALGORITHM}: EAGLE3")
+        yield RuleFinding("spec_eagle3_as_eagle", ERROR, _AT, message, f"write {ALGORITHM}: EAGLE3")
     elif settled.algorithm == "EAGLE3" and names_older_eagle(draft):
         message = f"EAGLE3 is given for a draft whose name says EAGLE, not EAGLE-3 (`{draft[-80:]}`): such a draft cannot be loaded as one"
-        yield Remark("spec_draft_not_eagle3", WARNING, f"args.{DRAFT}", message, "give an EAGLE-3 draft, or write EAGLE")
+        yield RuleFinding("spec_draft_not_eagle3", WARNING, f"args.{DRAFT}", message, "give an EAGLE-3 draft, or write EAGLE")
     elif settled.algorithm == "STANDALONE" and draft == asked.model_path:
         message = "the model is given as its own draft: each draft step costs as much as a step of the model, so this is slower than none"
-        yield Remark("spec_draft_is_model", INFO, f"args.{DRAFT}", message, "give a much smaller model of the same vocabulary")
+        yield RuleFinding("spec_draft_is_model", INFO, f"args.{DRAFT}", message, "give a much smaller model of the same vocabulary")
     elif settled.algorithm in ("NGRAM", "UNO"):
         refuses = settled.algorithm == "UNO"
         message = f"{settled.algorithm} has no draft model: `{DRAFT}` is {'refused' if refuses else 'not used'}"
-        yield Remark("spec_draft_unused", ERROR if refuses else WARNING, f"args.{DRAFT}", message, "leave it out")
+        yield RuleFinding("spec_draft_unused", ERROR if refuses else WARNING, f"args.{DRAFT}", message, "leave it out")
 
 
-def _excluded(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _excluded(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     row = ALGORITHMS.get(settled.algorithm)
     if row is None:
         return
@@ -155,36 +155,36 @@ def _excluded(asked: Configuration, settled: Settled) -> Iterator[Remark]:
         ("pp_size above 1", asked.size("pp_size") > 1, row.refuses_pp, "leave pp_size out"),
     )
     for what, present, versions, hint in pairs:
-        severity = graded(versions, asked.release) if present and versions is not None else None
+        severity = refusal_severity(versions, asked.release) if present and versions is not None else None
         if severity and versions is not None:
-            message = f"SGLang refuses {row.name} with {what}{in_versions(versions, asked.release)}"
-            yield Remark("spec_excludes", severity, _AT, message, hint)
+            message = f"SGLang refuses {row.name} with {what}{versions_suffix(versions, asked.release)}"
+            yield RuleFinding("spec_excludes", severity, _AT, message, hint)
 
 
 _DP_SUBJECT = "leave enable_dp_attention out, or speculate otherwise"
 
 
-def _dp_attention(asked: Configuration) -> bool:
+def _dp_attention(asked: ServerConfiguration) -> bool:
     return asked.is_on("enable_dp_attention") or asked.size("attn_dp_size") > 1
 
 
-def _unset(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _unset(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     if settled.algorithm not in EAGLE_LIKE or asked.is_on("speculative_adaptive"):
         return
     steps, topk, tokens = (asked.number(name) for name in (STEPS, TOPK, DRAFT_TOKENS))
     if steps is None and (topk is not None or tokens is not None):
         given = TOPK if topk is not None else DRAFT_TOKENS
         message = f"`{given}` is given without `{STEPS}`: SGLang stops with an AssertionError unless all three are given, or none"
-        yield Remark("spec_incomplete", ERROR, f"args.{given}", message, f"write {STEPS} too, or leave {TOPK} and {DRAFT_TOKENS} out")
+        yield RuleFinding("spec_incomplete", ERROR, f"args.{given}", message, f"write {STEPS} too, or leave {TOPK} and {DRAFT_TOKENS} out")
     elif steps is not None and topk is None:
         message = f"`{STEPS}` is given without `{TOPK}`: SGLang compares it with a number and stops with a TypeError"
-        yield Remark("spec_incomplete", ERROR, f"args.{STEPS}", message, f"write {TOPK}: 1, or leave all three out")
+        yield RuleFinding("spec_incomplete", ERROR, f"args.{STEPS}", message, f"write {TOPK}: 1, or leave all three out")
     elif steps is not None and topk is not None and topk > 1 and tokens is None:
         message = f"`{TOPK}` {topk} needs `{DRAFT_TOKENS}`: only with one branch does SGLang fill it in"
-        yield Remark("spec_incomplete", ERROR, f"args.{TOPK}", message, f"write {DRAFT_TOKENS}, at most {tree_capacity(steps, topk) + 1}")
+        yield RuleFinding("spec_incomplete", ERROR, f"args.{TOPK}", message, f"write {DRAFT_TOKENS}, at most {tree_capacity(steps, topk) + 1}")
 
 
-def _automatic(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _automatic(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     nothing_given = all(asked.number(name) is None for name in (STEPS, TOPK, DRAFT_TOKENS))
     if settled.algorithm in EAGLE_LIKE and nothing_given and not asked.is_on("speculative_adaptive"):
         message = (
@@ -192,10 +192,10 @@ def _automatic(asked: Configuration, settled: Settled) -> Iterator[Remark]:
             " for this model by its name; another version or model gets others"
         )
         hint = f"write {STEPS}, {TOPK} and {DRAFT_TOKENS}, so that the variant says what it measures"
-        yield Remark("spec_automatic", INFO, _AT, message, hint)
+        yield RuleFinding("spec_automatic", INFO, _AT, message, hint)
 
 
-def _capped(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _capped(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     cap = request_cap(asked)
     if cap is not None and asked.concurrency > cap:
         message = (
@@ -203,31 +203,31 @@ def _capped(asked: Configuration, settled: Settled) -> Iterator[Remark]:
             f" runs at most {cap} at once: the others wait, and a variant without speculation has no such cap"
         )
         hint = f"write max_running_requests: {asked.concurrency} or more in engine.args, for all variants alike"
-        yield Remark("spec_requests_capped", WARNING, "concurrency", message, hint)
+        yield RuleFinding("spec_requests_capped", WARNING, "concurrency", message, hint)
 
 
-def _overlap(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _overlap(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     if settled.algorithm not in EAGLE_LIKE or "SGLANG_ENABLE_SPEC_V2" not in asked.env:
         return
     at = "env.SGLANG_ENABLE_SPEC_V2"
     refused, removed = Between("0.5.7", "0.5.10"), Between("0.5.14")  # 0.5.9 server_args.py; 0.5.14 speculative_hook.py
-    severity = graded(refused, asked.release)
-    if asked.has_on("SGLANG_ENABLE_SPEC_V2") and (asked.number(TOPK) or 1) > 1 and severity:
-        message = f"spec v2 takes only {TOPK} 1, and the launch fails with {asked.number(TOPK)}{in_versions(refused, asked.release)}"
-        yield Remark("spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1")
+    severity = refusal_severity(refused, asked.release)
+    if asked.is_variable_on("SGLANG_ENABLE_SPEC_V2") and (asked.number(TOPK) or 1) > 1 and severity:
+        message = f"spec v2 takes only {TOPK} 1, and the launch fails with {asked.number(TOPK)}{versions_suffix(refused, asked.release)}"
+        yield RuleFinding("spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1")
     elif asked.release and removed.holds(asked.release):
         message = f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {asked.release}: spec v2 always runs since 0.5.14"
-        yield Remark("variable_without_effect", WARNING, at, message, "leave it out; disable_overlap_schedule chooses the other path")
+        yield RuleFinding("variable_without_effect", WARNING, at, message, "leave it out; disable_overlap_schedule chooses the other path")
 
 
-def _simulated(asked: Configuration, settled: Settled) -> Iterator[Remark]:
+def _simulated(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     if asked.env.get("SGLANG_SIMULATE_ACC_LEN"):
         message = "the accept length is simulated: rates tell about the system, not about the draft"
-        yield Remark("spec_simulated", INFO, "env.SGLANG_SIMULATE_ACC_LEN", message, "use it in all variants that are compared, or in none")
+        yield RuleFinding("spec_simulated", INFO, "env.SGLANG_SIMULATE_ACC_LEN", message, "use it in all variants that are compared, or in none")
 
 
-_RULES: tuple[Callable[[Configuration, Settled], Iterator[Remark]], ...] = (
+_RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (
     _known, _deepseek_v4, _draft, _excluded, _unset, _automatic, _capped, _overlap, _simulated,
 )  # fmt: skip
 
-__all__ = ["canonical", "remarks"]
+__all__ = ["canonical_algorithm", "apply_speculation_rules"]

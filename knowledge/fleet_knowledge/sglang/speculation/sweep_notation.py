@@ -36,40 +36,40 @@ class SweepPoint:
         return self.steps > 0
 
     @property
-    def server(self) -> tuple[int, int, int]:
+    def launch_key(self) -> tuple[int, int, int]:
         """What needs a launch of its own: the batch size is the client's alone."""
         return self.steps, self.topk, self.draft_tokens
 
     @property
-    def is_wrong(self) -> bool:
+    def is_invalid(self) -> bool:
         """True when nothing can be launched for it."""
         return self.verdict.startswith("error:")
 
     def to_json(self) -> dict[str, Any]:
         """The point with the keys of the notation; what does not apply is left out."""
-        if self.is_wrong:
+        if self.is_invalid:
             return {"text": self.text, "verdict": self.verdict}
         shape = {"steps": self.steps, "topk": self.topk, "draft": self.draft_tokens} if self.speculates else {"speculative": False}
-        told = {"adjusted_from": self.adjusted_from, "duplicate_of": self.duplicate_of, "verdict": self.verdict or None}
-        return {"bs": self.batch, **shape, **{key: value for key, value in told.items() if value is not None}}
+        extras = {"adjusted_from": self.adjusted_from, "duplicate_of": self.duplicate_of, "verdict": self.verdict or None}
+        return {"bs": self.batch, **shape, **{key: value for key, value in extras.items() if value is not None}}
 
 
-def expand(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
+def expand_sweep(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
     """Each entry in order. At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries that differ there alone are one."""
     points: list[SweepPoint] = []
     for entry in entries:
         point = _point(entry)
-        same = next((index for index, other in enumerate(points) if not other.is_wrong and _key(other) == _key(point)), None)
-        points.append(point if point.is_wrong or same is None else replace(point, duplicate_of=same))
+        same = next((index for index, other in enumerate(points) if not other.is_invalid and _key(other) == _key(point)), None)
+        points.append(point if point.is_invalid or same is None else replace(point, duplicate_of=same))
     return tuple(points)
 
 
-def servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
+def distinct_servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
     """One point for each server that must be launched, in the order of the first entry that needs it."""
-    return tuple({point.server: point for point in reversed(points) if not point.is_wrong}.values())[::-1]
+    return tuple({point.launch_key: point for point in reversed(points) if not point.is_invalid}.values())[::-1]
 
 
-def split(text: str) -> tuple[str, ...]:
+def split_entries(text: str) -> tuple[str, ...]:
     """Entries of a text: what stands in quotes, else between blanks or semicolons; brackets are dropped."""
     quoted = re.findall(r"[\"']([^\"']*)[\"']", text)
     if quoted:
@@ -78,7 +78,7 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def _key(point: SweepPoint) -> tuple[int, ...]:
-    return (point.batch, *point.server)
+    return (point.batch, *point.launch_key)
 
 
 def _point(text: str) -> SweepPoint:
@@ -89,8 +89,8 @@ def _point(text: str) -> SweepPoint:
     if batch < 1 or min(steps, topk, tokens) < 0:
         return SweepPoint(text, verdict=f"error: `{text[:60]}`: the batch size must be above 0, the others not below")
     if steps == 0:
-        told = "" if topk == 0 and tokens == 0 else "warn: no steps, so topk and draft tokens say nothing: runs without speculation"
-        return SweepPoint(text, batch, verdict=told)
+        warning = "" if topk == 0 and tokens == 0 else "warn: no steps, so topk and draft tokens say nothing: runs without speculation"
+        return SweepPoint(text, batch, verdict=warning)
     if topk == 0 or (topk > 1 and tokens == 0):
         return SweepPoint(text, verdict=f"error: `{text[:60]}`: {steps} steps need a topk, and a topk above 1 needs draft tokens")
     return _speculative(text, batch, (steps, topk, tokens))

@@ -22,12 +22,12 @@ NEGATABLE = frozenset({
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # what argparse takes for a number
 
 
-def words(args: Mapping[str, Any]) -> tuple[str, ...]:
+def to_argv(args: Mapping[str, Any]) -> tuple[str, ...]:
     """The command line of all arguments, in the job's order."""
-    return tuple(word for name, value in args.items() for word in option(name, value))
+    return tuple(word for name, value in args.items() for word in option_argv(name, value))
 
 
-def option(name: str, value: Any) -> tuple[str, ...]:
+def option_argv(name: str, value: Any) -> tuple[str, ...]:
     """One argument: a flag alone for True, `--no-…` or nothing for False, nothing for None, one for each entry of a list, a map as JSON."""
     flag = "--" + name.replace("_", "-")
     if value is True:
@@ -38,8 +38,8 @@ def option(name: str, value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, list | tuple):
         if options := [entry for entry in map(str, value) if _is_option(entry)]:
-            told = f"engine.args.{name}: {options[0][:60]!r} would be read as an option of its own"
-            raise ConfigError(told, "write it as the argument that it is")
+            message = f"engine.args.{name}: {options[0][:60]!r} would be read as an option of its own"
+            raise ConfigError(message, "write it as the argument that it is")
         return (flag, *map(str, value))
     text = json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
     return (f"{flag}={text}",) if _is_option(text) else (flag, text)  # else argparse reads it as an option
@@ -49,7 +49,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and not _NUMBER.fullmatch(word)
 
 
-def gang_words(gang: Gang) -> tuple[str, ...]:
+def gang_argv(gang: Gang) -> tuple[str, ...]:
     """This host's place in a server over several; none for a server on one. Raises ConfigError without a place to meet."""
     if gang.nodes < 2:
         return ()
@@ -58,11 +58,11 @@ def gang_words(gang: Gang) -> tuple[str, ...]:
     return ("--nnodes", str(gang.nodes), "--node-rank", str(gang.rank), "--dist-init-addr", gang.init_address)
 
 
-def at_home(args: Mapping[str, Any], home: str) -> dict[str, Any]:
+def expand_home_paths(args: Mapping[str, Any], home: str) -> dict[str, Any]:
     """The arguments with a leading `~/` of each path replaced by `home`: no shell stands between the job and the server."""
-    return {name: under_home(value, home) if name.endswith("_path") else value for name, value in args.items()}
+    return {name: expand_home(value, home) if name.endswith("_path") else value for name, value in args.items()}
 
 
-def under_home(path: Any, home: str) -> Any:
+def expand_home(path: Any, home: str) -> Any:
     """`path` with a leading `~/` replaced by `home`; anything else as it is."""
     return home.rstrip("/") + path[1:] if isinstance(path, str) and path.startswith("~/") else path

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from fleet_agent.core.engine import Place
-from fleet_agent.engines.sglang.launch.argv import under_home
-from fleet_agent.engines.sglang.launch.cpu_binding import Choice, cpu_list
+from fleet_agent.core.engine import LaunchPlace
+from fleet_agent.engines.sglang.launch.argv import expand_home
+from fleet_agent.engines.sglang.launch.cpu_binding import CpuChoice, format_cpu_list
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import Container, EngineSpec
 
@@ -26,7 +26,7 @@ _HUB_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class ContainerRuntime:
     """The container runtime of a host. `hard_limits`: what podman may not go above there; empty: it may set any, as docker's daemon may."""
 
     kind: str  # docker | podman
@@ -37,15 +37,15 @@ class Runtime:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class ContainerProgram:
     """What runs in the container: its program and words, and what of the host it needs."""
 
     entrypoint: str
     words: tuple[str, ...]
-    choice: Choice = field(default_factory=Choice)
+    choice: CpuChoice = field(default_factory=CpuChoice)
 
 
-def run_words(runtime: Runtime, engine: EngineSpec, place: Place, home: str, inside: Inside) -> tuple[str, ...]:
+def run_argv(runtime: ContainerRuntime, engine: EngineSpec, place: LaunchPlace, home: str, inside: ContainerProgram) -> tuple[str, ...]:
     """`docker run …` of one launch. Raises ConfigError for a mount that cannot be written."""
     return (
         *(runtime.program, "run", "--rm"),
@@ -67,21 +67,21 @@ def container_name(token: str) -> str:
     return f"benchfleet-{readable[:80]}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
-def id_file(kind: str, place: Place) -> PurePosixPath:
+def id_file(kind: str, place: LaunchPlace) -> PurePosixPath:
     """Where the runtime writes the container's id; its name tells which runtime it was."""
     return PurePosixPath(place.folder) / f"{kind}.{_digest(place)}.cid"
 
 
-def env_file(place: Place) -> PurePosixPath:
+def env_file(place: LaunchPlace) -> PurePosixPath:
     """Where the server's variables stand for the runtime while it runs."""
     return PurePosixPath(place.folder) / f"container.{_digest(place)}.env"
 
 
-def _digest(place: Place) -> str:
+def _digest(place: LaunchPlace) -> str:
     return hashlib.sha256(f"{place.token} {place.port}".encode()).hexdigest()[:8]  # the runtime refuses an id file that is there
 
 
-def _limits(runtime: Runtime) -> Iterator[str]:
+def _limits(runtime: ContainerRuntime) -> Iterator[str]:
     wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
     wanted |= {name: UNLIMITED for name in ("nofile", "nproc") if name in runtime.hard_limits}  # podman's own defaults would be refused
     for name, limit in wanted.items():
@@ -90,7 +90,7 @@ def _limits(runtime: Runtime) -> Iterator[str]:
         yield from ("--ulimit", f"{name}={least}")
 
 
-def _devices(runtime: Runtime, engine: EngineSpec, gpus: tuple[int, ...]) -> Iterator[str]:
+def _devices(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...]) -> Iterator[str]:
     if gpus and runtime.kind == "docker":
         yield from ("--gpus", f'"device={",".join(map(str, gpus))}"')  # docker reads the value as CSV: the quotes are its own
     elif gpus:
@@ -100,15 +100,15 @@ def _devices(runtime: Runtime, engine: EngineSpec, gpus: tuple[int, ...]) -> Ite
         yield from ("--device", "/dev/infiniband", "--cap-add", "IPC_LOCK")
 
 
-def _rights(runtime: Runtime, engine: EngineSpec, gpus: tuple[int, ...], choice: Choice) -> Iterator[str]:
+def _rights(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...], choice: CpuChoice) -> Iterator[str]:
     if gpus or choice.nodes:
         yield from ("--cap-add", "SYS_NICE")  # without it SGLang binds CPUs only and no memory
     if runtime.kind == "podman":
         yield from ("--security-opt", "label=disable")  # SELinux would hide the mounts and the GPUs
     if choice.cpus:
-        yield from ("--cpuset-cpus", cpu_list(choice.cpus))
+        yield from ("--cpuset-cpus", format_cpu_list(choice.cpus))
     if choice.nodes:
-        yield from ("--cpuset-mems", cpu_list(choice.nodes))
+        yield from ("--cpuset-mems", format_cpu_list(choice.nodes))
 
 
 def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
@@ -121,12 +121,12 @@ def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
             found.append(_mount(path, path, read_only))
             taken.append(PurePosixPath(path))
     hub = hub_folder(engine, home)
-    if needs_hub(engine) and not has_place(engine, hub):
+    if needs_hub(engine) and not is_in_mount(engine, hub):
         found.append(_mount(hub, hub, False))
     return tuple(found)
 
 
-def has_place(engine: EngineSpec, path: str) -> bool:
+def is_in_mount(engine: EngineSpec, path: str) -> bool:
     """True when a mount of the job holds this path of the container."""
     return any(PurePosixPath(path).is_relative_to(inside) for inside in engine.container.mounts)
 
@@ -134,9 +134,9 @@ def has_place(engine: EngineSpec, path: str) -> bool:
 def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
     """The model's path and every argument that is a path of the host, and whether it is only read: folders to write to end in `_dir`."""
     named = {"model_path": engine.model_path, **engine.args}
-    at_home = {name: under_home(value, home) for name, value in named.items() if name.endswith(("_path", "_file", "_dir"))}
+    at_home = {name: expand_home(value, home) for name, value in named.items() if name.endswith(("_path", "_file", "_dir"))}
     paths = {name: path for name, path in at_home.items() if isinstance(path, str) and path.startswith("/")}
-    return {_whole(path): not name.endswith("_dir") for name, path in paths.items()}
+    return {_mount_root(path): not name.endswith("_dir") for name, path in paths.items()}
 
 
 def needs_hub(engine: EngineSpec) -> bool:
@@ -147,11 +147,11 @@ def needs_hub(engine: EngineSpec) -> bool:
 
 def hub_folder(engine: EngineSpec, home: str) -> str:
     """The hub's cache as the server sees it: where the job's variables say, else where it is on the host."""
-    said = next((engine.env[name] for name in _HUB_VARIABLES if engine.env.get(name, "").startswith("/")), "")
-    return said or f"{home.rstrip('/')}/{_HUB_CACHE}"
+    configured = next((engine.env[name] for name in _HUB_VARIABLES if engine.env.get(name, "").startswith("/")), "")
+    return configured or f"{home.rstrip('/')}/{_HUB_CACHE}"
 
 
-def server_variables(engine: EngineSpec, place: Place, home: str) -> dict[str, str]:
+def server_variables(engine: EngineSpec, place: LaunchPlace, home: str) -> dict[str, str]:
     """The whole environment of a server in a container, over what its image has: nothing of the host's is in it."""
     env: dict[str, str] = {}
     if needs_hub(engine) and not any(name in engine.env for name in _HUB_VARIABLES):
@@ -160,12 +160,12 @@ def server_variables(engine: EngineSpec, place: Place, home: str) -> dict[str, s
         env |= {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}  # an image may ask the runtime for all GPUs
     env |= engine.env
     if broken := [name for name, value in env.items() if "\n" in value or "\r" in value]:
-        told = f"engine.env.{broken[0]} holds a line end, which no variable of a container can"
-        raise ConfigError(told, "write it without, or mount a file and name that")
+        message = f"engine.env.{broken[0]} holds a line end, which no variable of a container can"
+        raise ConfigError(message, "write it without, or mount a file and name that")
     return env
 
 
-def python_words(container: Container, entry: str) -> tuple[str, tuple[str, ...]]:
+def python_argv(container: Container, entry: str) -> tuple[str, tuple[str, ...]]:
     """(program, first words) of an entry point inside the image."""
     python = container.python or "python3"
     if entry != "serve":
@@ -176,17 +176,17 @@ def python_words(container: Container, entry: str) -> tuple[str, tuple[str, ...]
 
 def _source(outside: str, home: str) -> tuple[str, bool]:
     path, read_only = (outside.removesuffix(":ro"), True) if outside.endswith(":ro") else (outside.removesuffix(":rw"), False)
-    return str(under_home(path, home)), read_only
+    return str(expand_home(path, home)), read_only
 
 
 def _mount(inside: str, outside: str, read_only: bool) -> str:
     if any(mark in f"{inside}{outside}" for mark in ',"\n'):
-        told = f"the path {outside} cannot be mounted at {inside}: it has a comma, a quote or a line end"
-        raise ConfigError(told, "give it another name")
+        message = f"the path {outside} cannot be mounted at {inside}: it has a comma, a quote or a line end"
+        raise ConfigError(message, "give it another name")
     return f"type=bind,source={outside},target={inside}{',readonly' if read_only else ''}"
 
 
-def _whole(path: str) -> str:
+def _mount_root(path: str) -> str:
     """The folder to mount for a path: a snapshot of the hub's cache is links to files beside it, so the whole model's folder."""
     parts = PurePosixPath(path).parts
     at = next((index for index, part in enumerate(parts) if part.startswith(("models--", "datasets--"))), None)

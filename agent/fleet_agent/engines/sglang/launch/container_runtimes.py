@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleet_agent.engines.sglang.launch.container_command import UNLIMITED, Runtime
+from fleet_agent.engines.sglang.launch.container_command import UNLIMITED, ContainerRuntime
 from fleet_protos.errors import ConfigError
 
 _MAY_RAISE_LIMITS = 1 << 24
@@ -33,7 +33,7 @@ def client_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {"PATH": os.defpath, "LANG": "C.UTF-8", **{name: env[name] for name in _CLIENT_VARIABLES if name in env}}
 
 
-def find_runtime(asked: str, env: Mapping[str, str]) -> Runtime:
+def find_runtime(asked: str, env: Mapping[str, str]) -> ContainerRuntime:
     """The runtime that the job names, else the one that can run here: docker with a daemon, podman, docker. Raises ConfigError."""
     docker, podman = shutil.which("docker"), shutil.which("podman")
     has_daemon = _DOCKER_SOCKET.exists() or bool(env.get("DOCKER_HOST") or env.get("DOCKER_CONTEXT"))
@@ -45,26 +45,26 @@ def find_runtime(asked: str, env: Mapping[str, str]) -> Runtime:
     raise ConfigError(f"engine.container: {named} is {'not ' if asked else ''}on this host", "install it, or write engine.python instead")
 
 
-async def image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
+async def find_image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
     """The id of the image that a name stands for now on this host: a tag is moved, an id is not. Empty when it cannot be had."""
     words = (find_runtime(asked, env).program, "image", "inspect", "--format", "{{.Id}}", image)
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*words, stdin=nothing, stdout=pipe, stderr=nothing, env=client_environment(env))
     try:
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     except asyncio.CancelledError:  # it took longer than a proof may
         process.kill()
         await process.wait()
         raise
-    return said.decode(errors="replace").strip().removeprefix("sha256:") if process.returncode == 0 else ""
+    return output.decode(errors="replace").strip().removeprefix("sha256:") if process.returncode == 0 else ""
 
 
-def _runtime(kind: str, program: str) -> Runtime:
+def _runtime(kind: str, program: str) -> ContainerRuntime:
     infiniband = _INFINIBAND.exists()
     if kind == "docker":
-        return Runtime(kind, program, has_infiniband=infiniband)
+        return ContainerRuntime(kind, program, has_infiniband=infiniband)
     has_init = bool(shutil.which("catatonit")) or any(Path(path).exists() for path in _INITS)
-    return Runtime(kind, program, {} if _may_raise_limits() else _hard_limits(), has_init, infiniband)
+    return ContainerRuntime(kind, program, {} if _may_raise_limits() else _hard_limits(), has_init, infiniband)
 
 
 def _may_raise_limits() -> bool:

@@ -28,7 +28,7 @@ class HostCpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CpuChoice:
     """CPUs chosen for one server; none: it is left as it is. `nodes`: of its GPUs. `per_gpu`: the node of each, in their order."""
 
     cpus: frozenset[int] = frozenset()
@@ -37,62 +37,62 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class CpuBinding:
     """What a binding adds to a command: words before it, and words of SGLang's own behind it."""
 
     prefix: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
 
-def choose(asked: str, gpus: tuple[int, ...], host: HostCpus) -> Choice:
+def choose_cpus(asked: str, gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
     """The CPUs that `none`, `auto` or a list like `0-31,64-95` means here. Raises ConfigError for a list that this host cannot give."""
     if asked in ("", "none"):
-        return Choice()
-    return _nearest(gpus, host) if asked == "auto" else Choice(_listed(asked, host))
+        return CpuChoice()
+    return _cpus_near_gpus(gpus, host) if asked == "auto" else CpuChoice(_parse_requested_cpus(asked, host))
 
 
-def _listed(asked: str, host: HostCpus) -> frozenset[int]:
-    cpus = read_cpu_list(asked)
+def _parse_requested_cpus(asked: str, host: HostCpus) -> frozenset[int]:
+    cpus = parse_cpu_list(asked)
     if not cpus:
         raise ConfigError(f"engine.cpu_binding is `{asked}`: no list of CPUs", "write none, auto, or a list like 0-31,64-95")
     if missing := cpus - host.allowed:
-        told = f"engine.cpu_binding asks for CPU {cpu_list(missing)}, which this agent may not use: it has {cpu_list(host.allowed)}"
-        raise ConfigError(told, "choose among those, or give the agent more (its cgroup or systemd unit limits it)")
+        message = f"engine.cpu_binding asks for CPU {format_cpu_list(missing)}, which this agent may not use: it has {format_cpu_list(host.allowed)}"
+        raise ConfigError(message, "choose among those, or give the agent more (its cgroup or systemd unit limits it)")
     return cpus
 
 
-def _nearest(gpus: tuple[int, ...], host: HostCpus) -> Choice:
+def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
     """CPUs of the nodes of these GPUs. Nothing where that is not known, where there are no GPUs, or where it would be all that there is."""
     if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
-        return Choice()
+        return CpuChoice()
     per_gpu = tuple(host.node_of_gpu[gpu] for gpu in gpus)
     nodes = tuple(sorted(set(per_gpu)))
     cpus = frozenset().union(*(host.nodes.get(node, frozenset()) for node in nodes)) & host.allowed
     several = len(nodes) > 1
-    return Choice(cpus, nodes, per_gpu) if cpus and (several or cpus != host.allowed) else Choice()
+    return CpuChoice(cpus, nodes, per_gpu) if cpus and (several or cpus != host.allowed) else CpuChoice()
 
 
-def bind(choice: Choice, host: HostCpus, version: Release | None, *, own_nodes: bool = False) -> Binding:
+def bind_cpus(choice: CpuChoice, host: HostCpus, version: Release | None, *, own_nodes: bool = False) -> CpuBinding:
     """How a command of this host is bound to the choice. `version`: of its SGLang, None when not known; `own_nodes`: the job says them.
 
     GPUs of several nodes: SGLang binds each of its processes to the node of its GPU, where its version can. Raises ConfigError when the
     host has no program for it.
     """
     if not choice.cpus or own_nodes:
-        return Binding()
+        return CpuBinding()
     if len(choice.nodes) > 1 and version is not None and NUMA_NODE_OPTION.holds(version):
-        return Binding(words=("--numa-node", *map(str, choice.per_gpu)))
+        return CpuBinding(words=("--numa-node", *map(str, choice.per_gpu)))
     if choice.nodes and choice.cpus == host.allowed:
-        return Binding()
+        return CpuBinding()
     if len(choice.nodes) == 1 and "numactl" in host.programs and choice.cpus == host.nodes[choice.nodes[0]]:
         node = choice.nodes[0]
-        return Binding((host.programs["numactl"], f"--cpunodebind={node}", f"--membind={node}"))
+        return CpuBinding((host.programs["numactl"], f"--cpunodebind={node}", f"--membind={node}"))
     if "taskset" not in host.programs:
         raise ConfigError("engine.cpu_binding needs taskset or numactl, and neither is on this host", "install util-linux, or write none")
-    return Binding((host.programs["taskset"], "--cpu-list", cpu_list(choice.cpus)))
+    return CpuBinding((host.programs["taskset"], "--cpu-list", format_cpu_list(choice.cpus)))
 
 
-def read_cpu_list(text: str) -> frozenset[int]:
+def parse_cpu_list(text: str) -> frozenset[int]:
     """The CPUs of a list as the kernel and taskset write it; empty when it is none."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
@@ -106,7 +106,7 @@ def read_cpu_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def cpu_list(cpus: Iterable[int]) -> str:
+def format_cpu_list(cpus: Iterable[int]) -> str:
     """`0-3,8` of a set of CPUs."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):

@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, read_cpu_list
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, parse_cpu_list
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # display and 3D controllers; NVIDIA's bridges and audio have others
@@ -26,16 +26,16 @@ def read_host_cpus(sysfs: Path = Path("/sys")) -> HostCpus:
 
 def _nodes(sysfs: Path) -> dict[int, frozenset[int]]:
     folders = (sysfs / "devices/system/node").glob("node[0-9]*")
-    return {int(folder.name.removeprefix("node")): read_cpu_list(_text(folder / "cpulist")) for folder in folders}
+    return {int(folder.name.removeprefix("node")): parse_cpu_list(_text(folder / "cpulist")) for folder in folders}
 
 
 def _gpus(sysfs: Path) -> dict[int, int]:
     found = [folder for folder in (sysfs / "bus/pci/devices").glob("*") if _ADDRESS.fullmatch(folder.name) and _is_gpu(folder)]
-    nodes = [_text(folder / "numa_node") for folder in sorted(found, key=_place)]
+    nodes = [_text(folder / "numa_node") for folder in sorted(found, key=_pci_sort_key)]
     return {index: int(node) for index, node in enumerate(nodes) if node.isdecimal()}  # -1: the firmware does not say
 
 
-def _place(folder: Path) -> list[int]:
+def _pci_sort_key(folder: Path) -> list[int]:
     return [int(number, 16) for number in re.split("[:.]", folder.name)]
 
 

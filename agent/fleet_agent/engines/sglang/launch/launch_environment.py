@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-LAUNCH = "BENCHFLEET_LAUNCH"  # by this an agent that lost its journal finds its server
-GPUS = "CUDA_VISIBLE_DEVICES"
+LAUNCH_TOKEN_VARIABLE = "BENCHFLEET_LAUNCH"  # by this an agent that lost its journal finds its server
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
@@ -14,6 +14,6 @@ def server_environment(host: Mapping[str, str], job: Mapping[str, str], gpus: tu
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
     env |= {name: host[name] for name in _KEPT if name in host}
     env |= job
-    env[LAUNCH] = token
-    env[GPUS] = ",".join(map(str, gpus))
+    env[LAUNCH_TOKEN_VARIABLE] = token
+    env[GPUS_VARIABLE] = ",".join(map(str, gpus))
     return env

@@ -18,13 +18,13 @@ def with_nccl_log(spec: TrialSpec, *, witness: bool, folder: str = "") -> TrialS
     A job's own NCCL_DEBUG… stand, but not for a witness, which is launched for its log alone. `proof: off` asks for no line.
     """
     engine = spec.engine
-    whole = witness or engine.proof == "timed"
-    if engine.kind is EngineKind.EXTERNAL or not (whole or (engine.kind is EngineKind.SGLANG and uses_nccl(engine))):
+    full_log = witness or engine.proof == "timed"
+    if engine.kind is EngineKind.EXTERNAL or not (full_log or (engine.kind is EngineKind.SGLANG and uses_nccl(engine))):
         return spec
     if not witness and (engine.proof == "off" or any(name.startswith(_DEBUG) for name in engine.env)):
         return spec
     kept = {name: value for name, value in engine.env.items() if not name.startswith(_DEBUG)}
-    log = {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": _OF_EACH_CHOICE if whole else _AT_START}
+    log = {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": _OF_EACH_CHOICE if full_log else _AT_START}
     if folder and not engine.container.image:
         log[f"{_DEBUG}_FILE"] = f"{folder}/nccl-{'witness-' if witness else ''}%h-%p.log"
     return replace(spec, engine=replace(engine, env={**kept, **log}))

@@ -6,17 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from fleet_agent.core.engine import LaunchCommand, Place
+from fleet_agent.core.engine import LaunchCommand, LaunchPlace
 from fleet_agent.engines.sglang.launch import container_command
-from fleet_agent.engines.sglang.launch.argv import at_home, gang_words, under_home, words
-from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind, choose
-from fleet_agent.engines.sglang.launch.launch_environment import GPUS, LAUNCH, server_environment
+from fleet_agent.engines.sglang.launch.argv import (
+    expand_home,
+    expand_home_paths,
+    gang_argv,
+    to_argv,
+)
+from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, bind_cpus, choose_cpus
+from fleet_agent.engines.sglang.launch.launch_environment import (
+    GPUS_VARIABLE,
+    LAUNCH_TOKEN_VARIABLE,
+    server_environment,
+)
 from fleet_knowledge.release import Between, Release
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineSpec, TrialSpec
 
 HOST = "127.0.0.1"  # what is measured here is driven from here
-_OURS = ("model_path", "host", "port")
+_AGENT_ONLY_ARGS = ("model_path", "host", "port")
 _GANG = ("nnodes", "node_rank", "dist_init_addr")
 _UNLESS_SET = {"enable_metrics": True}  # without it /metrics is 404, and nothing tells verify steps or the window's tokens
 _SERVE = Between("0.5.5")  # `sglang serve`: not in 0.5.4.post3, in 0.5.5 - 0.5.23, by their wheels
@@ -32,70 +41,70 @@ class HostFacts:
     home: str
     environment: Mapping[str, str] = field(default_factory=dict)
     cpus: HostCpus = field(default_factory=HostCpus)
-    runtime: container_command.Runtime | None = None
+    runtime: container_command.ContainerRuntime | None = None
     client_environment: Mapping[str, str] = field(default_factory=dict)
     has_hub: bool = False
     serve_program: str = ""
     sglang: Release | None = None
 
 
-def server_command(spec: TrialSpec, place: Place, facts: HostFacts) -> LaunchCommand:
+def server_command(spec: TrialSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     """The command of one launch. Raises ConfigError when the job sets what only the agent may set, or what this host has not."""
     _check(spec)
-    return _contained(spec.engine, place, facts) if spec.engine.container.image else _on_host(spec.engine, place, facts)
+    return _container_command(spec.engine, place, facts) if spec.engine.container.image else _host_command(spec.engine, place, facts)
 
 
 def _check(spec: TrialSpec) -> None:
     engine = spec.engine
-    ours = (*_OURS, *(_GANG if engine.gang.nodes > 1 else ()))
+    ours = (*_AGENT_ONLY_ARGS, *(_GANG if engine.gang.nodes > 1 else ()))
     if taken := [name for name in ours if name in engine.args]:
         raise ConfigError(f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there", "the agent sets it; remove it")
-    if GPUS in engine.env:
-        raise ConfigError(f"engine.env of {spec.variant}: {GPUS} cannot be set there", "engine.gpus says how many; remove it")
+    if GPUS_VARIABLE in engine.env:
+        raise ConfigError(f"engine.env of {spec.variant}: {GPUS_VARIABLE} cannot be set there", "engine.gpus says how many; remove it")
     if not engine.model_path:
         raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
     if not engine.python and not engine.container.image:
         raise ConfigError(f"variant {spec.variant} names no Python with SGLang", "set engine.python in the job")
 
 
-def _on_host(engine: EngineSpec, place: Place, facts: HostFacts) -> LaunchCommand:
-    python = under_home(engine.python, facts.home)
-    chosen = choose(engine.cpu_binding, place.gpus, facts.cpus)
-    bound = bind(chosen, facts.cpus, facts.sglang, own_nodes="numa_node" in engine.args)
-    entry = _serve(python, facts) if engine.entry == "serve" else (python, "-m", "sglang.launch_server")
-    argv = (*bound.prefix, *entry, *_server_words(engine, place, facts.home), *bound.words)
+def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
+    python = expand_home(engine.python, facts.home)
+    chosen = choose_cpus(engine.cpu_binding, place.gpus, facts.cpus)
+    bound = bind_cpus(chosen, facts.cpus, facts.sglang, own_nodes="numa_node" in engine.args)
+    entry = _serve_argv(python, facts) if engine.entry == "serve" else (python, "-m", "sglang.launch_server")
+    argv = (*bound.prefix, *entry, *_server_argv(engine, place, facts.home), *bound.words)
     return LaunchCommand(argv, server_environment(facts.environment, engine.env, place.gpus, place.token), str(place.folder))
 
 
-def _serve(python: str, facts: HostFacts) -> tuple[str, ...]:
+def _serve_argv(python: str, facts: HostFacts) -> tuple[str, ...]:
     """`sglang serve` of the environment of that Python."""
     if not _SERVE.holds(facts.sglang):
-        told = f"SGLang {facts.sglang} beside {python} has no `sglang serve`: it came with {_SERVE.first}"
-        raise ConfigError(told, "write entry: launch_server")
+        message = f"SGLang {facts.sglang} beside {python} has no `sglang serve`: it came with {_SERVE.first}"
+        raise ConfigError(message, "write entry: launch_server")
     if not facts.serve_program:
-        told = f"there is no program `sglang` beside {python}, which `sglang serve` needs"
-        raise ConfigError(told, "write entry: launch_server, or install SGLang there")
+        message = f"there is no program `sglang` beside {python}, which `sglang serve` needs"
+        raise ConfigError(message, "write entry: launch_server, or install SGLang there")
     return (facts.serve_program, "serve")
 
 
-def _contained(engine: EngineSpec, place: Place, facts: HostFacts) -> LaunchCommand:
+def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     if facts.runtime is None:
         raise ConfigError("engine.container: no container runtime is on this host", "install docker or podman, or write engine.python")
     hub = container_command.hub_folder(engine, facts.home)
-    if container_command.needs_hub(engine) and not container_command.has_place(engine, hub) and not facts.has_hub:
+    if container_command.needs_hub(engine) and not container_command.is_in_mount(engine, hub) and not facts.has_hub:
         raise ConfigError(f"{engine.model_path} is a name of the hub, and this host has no cache for it at {hub}", f"mkdir -p {hub}")
-    program, first = container_command.python_words(engine.container, engine.entry)
-    chosen = choose(engine.cpu_binding, place.gpus, facts.cpus)
-    inside = container_command.Inside(program, (*first, *_server_words(engine, place, facts.home)), chosen)
-    argv = container_command.run_words(facts.runtime, engine, place, facts.home, inside)
-    env = {**container_command.server_variables(engine, place, facts.home), LAUNCH: place.token}
-    client = {**facts.client_environment, LAUNCH: place.token}
+    program, first = container_command.python_argv(engine.container, engine.entry)
+    chosen = choose_cpus(engine.cpu_binding, place.gpus, facts.cpus)
+    inside = container_command.ContainerProgram(program, (*first, *_server_argv(engine, place, facts.home)), chosen)
+    argv = container_command.run_argv(facts.runtime, engine, place, facts.home, inside)
+    env = {**container_command.server_variables(engine, place, facts.home), LAUNCH_TOKEN_VARIABLE: place.token}
+    client = {**facts.client_environment, LAUNCH_TOKEN_VARIABLE: place.token}
     return LaunchCommand(argv, env, str(PurePosixPath(place.folder)), str(container_command.env_file(place)), client)
 
 
-def _server_words(engine: EngineSpec, place: Place, home: str) -> tuple[str, ...]:
+def _server_argv(engine: EngineSpec, place: LaunchPlace, home: str) -> tuple[str, ...]:
     return (
-        *("--model-path", under_home(engine.model_path, home), "--host", HOST, "--port", str(place.port)),
-        *gang_words(engine.gang),
-        *words({**_UNLESS_SET, **at_home(engine.args, home)}),
+        *("--model-path", expand_home(engine.model_path, home), "--host", HOST, "--port", str(place.port)),
+        *gang_argv(engine.gang),
+        *to_argv({**_UNLESS_SET, **expand_home_paths(engine.args, home)}),
     )

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fleet_agent.engines.sglang.proof import nccl_gates
-from fleet_agent.engines.sglang.proof.nccl_gates import Shown
-from fleet_knowledge.sglang.argument_changes import Asked, known_change
+from fleet_agent.engines.sglang.proof.nccl_gates import NcclEvidence
+from fleet_knowledge.sglang.argument_changes import ArgumentChange, find_known_change
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import Gate, GateEffect
 
@@ -19,27 +19,27 @@ _NOT_SHOWN = ("internal_states", "launch_command", "status")  # state, not confi
 _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
-def proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], shown: Shown) -> ConfigurationProved:
+def build_proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], evidence: NcclEvidence) -> ConfigurationProved:
     """What took effect, from /server_info and from what NCCL shows; the host's fingerprint is left empty."""
-    gates = (*argument_gates(asked, info), *nccl_gates.gates(env, shown, info))
-    versions = {"sglang": str(info.get("version", "")), **nccl_version(shown)}
-    seen = nccl_gates.values_seen(shown.facts)
+    gates = (*compare_arguments(asked, info), *nccl_gates.check_nccl(env, evidence, info))
+    versions = {"sglang": str(info.get("version", "")), **nccl_log_version(evidence)}
+    seen = nccl_gates.values_seen(evidence.facts)
     return ConfigurationProved(
-        effective_args=effective(info), versions=versions, env=seen, gates=gates, witness=shown.witness, nccl=nccl_gates.to_json(shown)
+        effective_args=visible_args(info), versions=versions, env=seen, gates=gates, witness=evidence.witness, nccl=nccl_gates.nccl_to_json(evidence)
     )
 
 
-def with_versions(proved: ConfigurationProved, installed: Mapping[str, str]) -> ConfigurationProved:
+def add_versions(proved: ConfigurationProved, installed: Mapping[str, str]) -> ConfigurationProved:
     """The proof with what is installed; what the server itself says of a version counts more."""
     return replace(proved, versions={**installed, **proved.versions})
 
 
-def effective(info: Mapping[str, Any]) -> dict[str, Any]:
+def visible_args(info: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that /server_info shows, without the server's state and without secrets."""
     return {name: "…" if name in _SECRET and value else value for name, value in info.items() if name not in _NOT_SHOWN}
 
 
-def argument_gates(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[Gate, ...]:
+def compare_arguments(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[Gate, ...]:
     """One gate for each argument that the server shows otherwise: a flag for changes SGLang is known to make, else the trial is void."""
     gates = []
     for name, value in asked.items():
@@ -47,19 +47,19 @@ def argument_gates(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[
             continue
         if name not in shown:
             gates.append(Gate(ARGS_NOT_SHOWN, GateEffect.FLAG, f"{name}={value} was passed; /server_info does not show it"))
-        elif not _same(value, shown[name]):
-            known = known_change(name, Asked(value, shown[name], shown), str(shown.get("version", "")))
+        elif not _is_same(value, shown[name]):
+            known = find_known_change(name, ArgumentChange(value, shown[name], shown), str(shown.get("version", "")))
             effect, why = (GateEffect.FLAG, f" ({known.why})") if known else (GateEffect.VOID_TRIAL, "")
             gates.append(Gate(ARGS_CHANGED, effect, f"asked {name}={value}, in effect {shown[name]}{why}"))
     return tuple(gates)
 
 
-def _same(asked: Any, shown: Any) -> bool:
+def _is_same(asked: Any, shown: Any) -> bool:
     """Equal once both are read alike: 0.9 and "0.90", one entry and a list of it, a map and its JSON."""
     if isinstance(asked, list | tuple):
-        return isinstance(shown, list | tuple) and len(asked) == len(shown) and all(map(_same, asked, shown))
+        return isinstance(shown, list | tuple) and len(asked) == len(shown) and all(map(_is_same, asked, shown))
     if isinstance(shown, list | tuple):
-        return len(shown) == 1 and _same(asked, shown[0])
+        return len(shown) == 1 and _is_same(asked, shown[0])
     try:
         return float(asked) == float(shown)
     except (TypeError, ValueError):
@@ -75,6 +75,6 @@ def _json(value: Any) -> Any:
         return value
 
 
-def nccl_version(shown: Shown) -> dict[str, str]:
+def nccl_log_version(evidence: NcclEvidence) -> dict[str, str]:
     """{"nccl": version} as the loaded library printed it; empty when it printed none."""
-    return {"nccl": shown.facts.versions[-1]} if shown.facts.versions else {}
+    return {"nccl": evidence.facts.versions[-1]} if evidence.facts.versions else {}

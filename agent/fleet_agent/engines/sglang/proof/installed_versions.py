@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 # What can change a number: the engine, its kernels, what computes and what communicates.
-RECORDED = (
+RECORDED_PACKAGES = (
     "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13",
     "nvidia-nccl-cu12", "nvidia-nccl-cu13", "sgl-kernel", "sglang", "sglang-kernel", "torch", "transformers", "triton",
 )  # fmt: skip
@@ -18,7 +18,7 @@ _FOLDERS = ("lib/python3.*/site-packages", "lib/python3.*/dist-packages", "lib/p
 _METADATA = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info")
 
 
-def installed(python: Path, names: Collection[str] = RECORDED) -> dict[str, str]:
+def read_installed_versions(python: Path, names: Collection[str] = RECORDED_PACKAGES) -> dict[str, str]:
     """Versions of the packages named and of Python itself, as far as they can be read; empty for a program that is no installed Python.
 
     A virtual environment is read as it is: what it takes from the system's packages is not among them.
@@ -34,25 +34,25 @@ def installed(python: Path, names: Collection[str] = RECORDED) -> dict[str, str]
     return {**found, **({"python": version} if version and found else {})}
 
 
-def cuda(found: Mapping[str, str]) -> str:
+def cuda_version(found: Mapping[str, str]) -> str:
     """The CUDA that torch was built for (`2.9.1+cu129`), else the runtime installed beside it; empty for a build without."""
     built = re.search(r"\+cu(\d+)(\d)\b", found.get("torch", ""))
     runtime = next((version for name, version in found.items() if name.startswith("nvidia-cuda-runtime")), "")
     return f"{built[1]}.{built[2]}" if built else runtime
 
 
-def nccl(found: Mapping[str, str]) -> str:
+def nccl_package_version(found: Mapping[str, str]) -> str:
     """The NCCL that is installed as a package; empty when none is."""
     return next((version for name, version in found.items() if name.startswith("nvidia-nccl")), "")
 
 
-def driver(version_file: Path = Path("/proc/driver/nvidia/version")) -> str:
+def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> str:
     """The kernel driver that is loaded, `NVRM version: … Kernel Module  580.65.06 …`; empty without one."""
     try:
-        said = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", version_file.read_text(encoding="utf-8", errors="replace"))
+        match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", version_file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    return said[1] if said else ""
+    return match[1] if match else ""
 
 
 def _python(root: Path, python: Path) -> str:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fleet_agent.host.processes import members_of, session_with_token
-from fleet_knowledge.nccl.nccl_conf import SYSTEM_FILE, Source, user_file
+from fleet_agent.host.processes import find_session_by_token, members_of
+from fleet_knowledge.nccl.nccl_conf import SYSTEM_FILE, NcclConfFile, user_file
 from fleet_knowledge.release import Release
 
 LOGS = "nccl-*.log"  # beside the server's log: NCCL_DEBUG_FILE of a launch on two or more GPUs
@@ -24,9 +24,9 @@ _CONFIGURATION_LIMIT = 1 << 16
 _INSPECTOR_ON, _INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP_DIR"
 
 
-def lines(log: Path, *, witness: bool = False) -> Iterator[str]:
+def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
     """Every line of the launch that may be NCCL's: of its own files, else of the server's log, where a job keeps them there."""
-    for path in (*logs(log, witness=witness), log):
+    for path in (*nccl_log_files(log, witness=witness), log):
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file if len(line) < _LINE_LIMIT and _MENTIONED.search(line))
@@ -34,16 +34,16 @@ def lines(log: Path, *, witness: bool = False) -> Iterator[str]:
             continue
 
 
-def logs(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
+def nccl_log_files(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
     """NCCL's own files of the launch whose log this is."""
     of_witness = set(log.parent.glob(WITNESS_LOGS))
     return tuple(sorted(of_witness if witness else set(log.parent.glob(LOGS)) - of_witness))
 
 
-def configurations(env: Mapping[str, str], release: Release | None, home: str) -> tuple[Source, ...]:
+def read_nccl_configurations(env: Mapping[str, str], release: Release | None, home: str) -> tuple[NcclConfFile, ...]:
     """NCCL's configuration files that the server finds, the user's before the system's. One that cannot be read is not there."""
     found = ((path, _text(path)) for path in (user_file(env, release, home), SYSTEM_FILE))
-    return tuple(Source(path, text) for path, text in found if text)
+    return tuple(NcclConfFile(path, text) for path, text in found if text)
 
 
 def _text(path: str) -> str:
@@ -54,14 +54,14 @@ def _text(path: str) -> str:
         return ""
 
 
-def loaded_libraries(token: str) -> tuple[str, ...]:
+def find_loaded_libraries(token: str) -> tuple[str, ...]:
     """The NCCL libraries that processes of the launch with this token have mapped; none that cannot be seen."""
-    session = session_with_token(token)
+    session = find_session_by_token(token)
     members = members_of(session) if session else ()
-    return tuple(sorted({library for process in members for library in mapped(_maps(process.pid))}))
+    return tuple(sorted({library for process in members for library in find_mapped_libraries(_maps(process.pid))}))
 
 
-def mapped(maps: Iterable[str]) -> set[str]:
+def find_mapped_libraries(maps: Iterable[str]) -> set[str]:
     """The NCCL libraries in lines of /proc/PID/maps."""
     return {found[1] for line in maps if (found := _LIBRARY.search(line))}
 
@@ -73,7 +73,7 @@ def _maps(pid: int) -> list[str]:
         return []
 
 
-def inspector_dumps(env: Mapping[str, str], folder: Path) -> Iterator[str]:
+def read_inspector_dumps(env: Mapping[str, str], folder: Path) -> Iterator[str]:
     """The texts that NCCL Inspector wrote, where the job enables it: to the folder that the job names, else below the server's own."""
     if env.get(_INSPECTOR_ON, "0") in ("", "0"):
         return

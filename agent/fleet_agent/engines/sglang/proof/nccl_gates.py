@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet_knowledge.nccl.inspector_output import Observed
+from fleet_knowledge.nccl.inspector_output import InspectorRow
 from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
-from fleet_knowledge.nccl.nccl_conf import Source, combine
-from fleet_knowledge.nccl.variable_verification import Proved, State, environment
+from fleet_knowledge.nccl.nccl_conf import NcclConfFile, resolve_settings
+from fleet_knowledge.nccl.variable_verification import (
+    VariableEvidence,
+    VariableState,
+    verify_variables,
+)
 from fleet_knowledge.release import Release
-from fleet_knowledge.server_configuration import Configuration
-from fleet_knowledge.sglang.environment_rules import overwrites
+from fleet_knowledge.server_configuration import ServerConfiguration
+from fleet_knowledge.sglang.environment_rules import find_overwrites
 from fleet_protos.trial_types import Gate, GateEffect
 
 ENV_NOT_EFFECTIVE = "env_not_effective"
@@ -28,36 +32,36 @@ _CHOOSE_COLLECTIVES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class NcclEvidence:
     """What a launch shows of NCCL. `installed`: version of the package beside the server's Python; `libraries`: those that it mapped."""
 
     facts: NcclFacts = field(default_factory=NcclFacts)
-    configurations: tuple[Source, ...] = ()
+    configurations: tuple[NcclConfFile, ...] = ()
     libraries: tuple[str, ...] = ()
     installed: str = ""
     ranks: int = 0  # GPUs on all hosts of the server
     proof: str = ""
     witness: bool = False
     names_all: bool = False  # the log names every variable that the server sees
-    inspected: tuple[Observed, ...] = ()
+    inspected: tuple[InspectorRow, ...] = ()
 
     @property
-    def spoke(self) -> bool:
+    def has_output(self) -> bool:
         """NCCL wrote anything at all."""
         return bool(self.facts.info_lines or self.facts.warn_lines or self.facts.versions)
 
     @property
-    def tells_choices(self) -> bool:
+    def logs_choices(self) -> bool:
         """The log was asked for each choice of algorithm and protocol."""
         return self.witness or self.proof == "timed"
 
 
-def gates(env: Mapping[str, str], shown: Shown, info: Mapping[str, Any]) -> tuple[Gate, ...]:
+def check_nccl(env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]) -> tuple[Gate, ...]:
     """What the job's variables and NCCL's own words do not agree in; none for a job without NCCL variables on a host without NCCL.
 
     `info`: the server's resolved arguments and version.
     """
-    return (*_environment(env, shown, info), *_configurations(env, shown), *_library(shown), *_bypassed(env, shown))
+    return (*_check_environment(env, evidence, info), *_check_configurations(env, evidence), *_check_library(evidence), *_check_bypass(env, evidence))
 
 
 def values_seen(facts: NcclFacts) -> dict[str, str]:
@@ -65,74 +69,74 @@ def values_seen(facts: NcclFacts) -> dict[str, str]:
     return {name: " | ".join(values) for name, values in facts.settings.items()}
 
 
-def to_json(shown: Shown) -> dict[str, Any]:
+def nccl_to_json(evidence: NcclEvidence) -> dict[str, Any]:
     """What NCCL showed, for the record: empty when it showed nothing at all."""
-    found: dict[str, Any] = shown.facts.to_json() if shown.spoke else {}
-    if shown.libraries:
-        found["libraries"] = list(shown.libraries)
-    if shown.configurations:
-        found["configuration"] = {name: asdict(setting) for name, setting in combine({}, *shown.configurations).items()}
-    if shown.inspected:
-        found["inspected"] = [asdict(row) for row in shown.inspected]
+    found: dict[str, Any] = evidence.facts.to_json() if evidence.has_output else {}
+    if evidence.libraries:
+        found["libraries"] = list(evidence.libraries)
+    if evidence.configurations:
+        found["configuration"] = {name: asdict(setting) for name, setting in resolve_settings({}, *evidence.configurations).items()}
+    if evidence.inspected:
+        found["inspected"] = [asdict(row) for row in evidence.inspected]
     return found
 
 
-def _environment(env: Mapping[str, str], shown: Shown, info: Mapping[str, Any]) -> Iterator[Gate]:
+def _check_environment(env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]) -> Iterator[Gate]:
     unproved = []
-    for proved in environment(env, shown.facts, shown.ranks):
+    for proved in verify_variables(env, evidence.facts, evidence.ranks):
         name = proved.variable
-        if name.startswith(_ABOUT_LOGGING) or proved.state is State.EFFECTIVE:
+        if name.startswith(_ABOUT_LOGGING) or proved.state is VariableState.EFFECTIVE:
             continue
-        lost = shown.names_all and name not in shown.facts.settings and shown.facts.info_lines > 0
-        if lost or proved.state in (State.OTHER_VALUE, State.MISSING):
-            told = "NCCL's log does not name it" if lost else proved.detail
-            message = f"{name}={env[name]} did not reach NCCL: {told}{_by_sglang(name, env[name], info)}"
+        lost = evidence.names_all and name not in evidence.facts.settings and evidence.facts.info_lines > 0
+        if lost or proved.state in (VariableState.OTHER_VALUE, VariableState.MISSING):
+            reason = "NCCL's log does not name it" if lost else proved.detail
+            message = f"{name}={env[name]} did not reach NCCL: {reason}{_by_sglang(name, env[name], info)}"
             yield Gate(ENV_NOT_EFFECTIVE, GateEffect.VOID_TRIAL, message)
         else:
-            unproved.append(f"{name}={env[name]} ({_why(proved, shown)})")
+            unproved.append(f"{name}={env[name]} ({_why(proved, evidence)})")
     if unproved:
         yield Gate(ENV_UNPROVED, GateEffect.FLAG, f"nothing shows that these took effect: {'; '.join(unproved)}")
 
 
-def _why(proved: Proved, shown: Shown) -> str:
-    return "engine.proof is off" if proved.state is State.NO_EVIDENCE and shown.proof == "off" else proved.detail
+def _why(proved: VariableEvidence, evidence: NcclEvidence) -> str:
+    return "engine.proof is off" if proved.state is VariableState.NO_EVIDENCE and evidence.proof == "off" else proved.detail
 
 
 def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
     """That SGLang itself writes the variable, where it does."""
-    asked = Configuration(args=info, env={name: value}, release=Release.read(str(info.get("version", ""))))
-    row = next((found.change for found in overwrites(asked) if found.sure), None)
+    asked = ServerConfiguration(args=info, env={name: value}, release=Release.read(str(info.get("version", ""))))
+    row = next((found.change for found in find_overwrites(asked) if found.sure), None)
     return f" (SGLang itself sets it to {row.value}{f', because of {row.why}' if row.why else ''})" if row else ""
 
 
-def _configurations(env: Mapping[str, str], shown: Shown) -> Iterator[Gate]:
+def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
     """A file of the host that decides what the job does not, or that the job contradicts; the environment is stronger than either file."""
-    told = []
-    for name, setting in combine(env, *shown.configurations).items():
+    conflicts = []
+    for name, setting in resolve_settings(env, *evidence.configurations).items():
         if setting.source != "environment":
-            told.append(f"{setting.source} sets {name}={setting.value}")
+            conflicts.append(f"{setting.source} sets {name}={setting.value}")
         against = [(source, value) for source, value in setting.hidden if value != setting.value]
-        told += [f"{source} says {name}={value}, {setting.value} counts" for source, value in against]
-    if told:
-        message = f"NCCL reads files of this host at each launch: {'; '.join(told)}"
+        conflicts += [f"{source} says {name}={value}, {setting.value} counts" for source, value in against]
+    if conflicts:
+        message = f"NCCL reads files of this host at each launch: {'; '.join(conflicts)}"
         yield Gate(NCCL_CONF_OVERRIDES, GateEffect.FLAG, message)
 
 
-def _library(shown: Shown) -> Iterator[Gate]:
-    if len(shown.libraries) > 1:
-        yield Gate(NCCL_OTHER_LIBRARY, GateEffect.FLAG, f"the server has several NCCL libraries loaded: {', '.join(shown.libraries)}")
-    loaded, installed = Release.read(shown.facts.version), Release.read(shown.installed)
+def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
+    if len(evidence.libraries) > 1:
+        yield Gate(NCCL_OTHER_LIBRARY, GateEffect.FLAG, f"the server has several NCCL libraries loaded: {', '.join(evidence.libraries)}")
+    loaded, installed = Release.read(evidence.facts.version), Release.read(evidence.installed)
     if loaded and installed and loaded != installed:
-        where = f" from {shown.libraries[0]}" if shown.libraries else ""
+        where = f" from {evidence.libraries[0]}" if evidence.libraries else ""
         message = f"NCCL {loaded} is loaded{where}, and the package installed beside the server is {installed}"
         yield Gate(NCCL_OTHER_LIBRARY, GateEffect.FLAG, message)
 
 
-def _bypassed(env: Mapping[str, str], shown: Shown) -> Iterator[Gate]:
+def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
     """A whole log with choices for other collectives and none for an all-reduce: something else carried those."""
     varied = [name for name in _CHOOSE_COLLECTIVES if name in env]
-    named = {choice.func for choice in shown.facts.tuning}
-    if varied and shown.tells_choices and named and None not in named and "AllReduce" not in named:
+    named = {choice.func for choice in evidence.facts.tuning}
+    if varied and evidence.logs_choices and named and None not in named and "AllReduce" not in named:
         functions = ", ".join(sorted(name for name in named if name))
         message = f"no all-reduce reached NCCL, only {functions}: {', '.join(varied)} cannot matter to it (custom all-reduce carries it)"
         yield Gate(NCCL_BYPASSED, GateEffect.FLAG, message)

@@ -30,7 +30,7 @@ _HEADERS: Final = ("native.h", "internal.h")
 _FLAGS: Final = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread")
 
 
-class News(ctypes.Structure):
+class StreamNews(ctypes.Structure):
     """struct news of native.h."""
 
     _fields_ = (("key", ctypes.c_uint64), ("what", ctypes.c_int32), ("error", ctypes.c_int32))
@@ -39,7 +39,7 @@ class News(ctypes.Structure):
     error: int
 
 
-class Answer(ctypes.Structure):
+class NativeAnswer(ctypes.Structure):
     """struct answer of native.h."""
 
     _fields_ = (
@@ -53,7 +53,7 @@ class Answer(ctypes.Structure):
     reads: int
 
 
-class Run(ctypes.Structure):
+class NativeRun(ctypes.Structure):
     """struct run of native.h."""
 
     _fields_ = (("at", ctypes.c_uint64), ("events", ctypes.c_uint64), ("text_size", ctypes.c_uint64))
@@ -64,7 +64,7 @@ class Run(ctypes.Structure):
 
 _P, _I, _L, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → what it returns, what it takes
-    "bf_alike": (Run, (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P)),
+    "bf_alike": (NativeRun, (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P)),
     "bf_arrival_ns": (_L, (_L, _L, _L, _L)),
     "bf_gather_ns": (_L, (_L, ctypes.c_uint64, _L)),
     "bf_reader_new": (_P, ()),
@@ -100,7 +100,7 @@ class Library:
 
 
 @lru_cache(1)
-def library() -> Library | None:
+def load_library() -> Library | None:
     """The library of this process, built when it has to be; None where it cannot be had, which is said in the log once."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
     return _loaded(Path(folder)) if folder else None
@@ -108,13 +108,13 @@ def library() -> Library | None:
 
 def _loaded(folder: Path) -> Library | None:
     try:
-        return Library(built(folder))
+        return Library(build_library(folder))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        log.warning("answers are read in Python, which takes more of the processor: %s", _told(error))
+        log.warning("answers are read in Python, which takes more of the processor: %s", _describe_error(error))
         return None
 
 
-def compiler() -> Sequence[str]:
+def find_compiler() -> Sequence[str]:
     """The words that call this host's C compiler; none: it has none. CC may be several, such as `ccache gcc`."""
     named = shlex.split(os.environ.get("CC", ""))
     if named and shutil.which(named[0]):
@@ -123,12 +123,12 @@ def compiler() -> Sequence[str]:
     return [found] if found else []
 
 
-def built(folder: Path) -> Path:
+def build_library(folder: Path) -> Path:
     """The compiled library in that folder, compiled now unless it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
     target = folder / f"load-{_digest()}.so"
     if _is_ours(target):
         return target
-    program = compiler()
+    program = find_compiler()
     if not program:
         raise FileNotFoundError("there is no C compiler (cc, gcc or clang) on PATH")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,8 +166,8 @@ def _only_we_write(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
-        said = [line for line in str(error.stderr).splitlines() if line.strip()]
-        return f"{error.cmd[0]} failed: {said[0] if said else f'exit code {error.returncode}'}"
+        error_lines = [line for line in str(error.stderr).splitlines() if line.strip()]
+        return f"{error.cmd[0]} failed: {error_lines[0] if error_lines else f'exit code {error.returncode}'}"
     return str(error)
