@@ -12,10 +12,10 @@ import statistics
 import time
 
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.schedule_inputs import Host
-from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.schedule_inputs import SchedulableHost
+from fleet_controller.core.scheduler import TrialStart, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial
-from fleet_controller.jobs.job_index import Board
+from fleet_controller.jobs.job_index import JobIndex
 from fleet_controller.store.store import JobRow
 from fleet_protos.trial_types import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
 
@@ -25,34 +25,34 @@ GPUS = {EngineKind.SIMULATED: 8}
 CASES = ((1, 10_000, False), (100, 100, False), (10_000, 1, False), (1, 10_000, True), (100, 100, True))
 
 
-def board_of(jobs: int, trials: int, any_host: bool) -> Board:
+def board_of(jobs: int, trials: int, any_host: bool) -> JobIndex:
     """Blocks of four variants; every trial pinned to a host in turn, or its block free to go anywhere."""
-    board = Board()
+    board = JobIndex()
     choice = HostChoice(every_host=not any_host).to_json()
     for job in range(jobs):
         name = f"job{job}"
         hosts = [f"host{(number // 4 + job) % HOSTS:03d}" if not any_host else "" for number in range(trials)]
         specs = [TrialSpec(f"{name}-{n}", 1, name, name, f"v{n % 4}", {}, n // 4 + 1, hosts[n], ENGINE) for n in range(trials)]
-        board.put(JobRow(name, name, "", "", job, "simulated", 1.0, 600.0, placement=choice), [Trial(spec) for spec in specs])
+        board.add(JobRow(name, name, "", "", job, "simulated", 1.0, 600.0, placement=choice), [Trial(spec) for spec in specs])
     return board
 
 
-def decide(board: Board) -> tuple[tuple[Start, ...], float]:
+def decide(board: JobIndex) -> tuple[tuple[TrialStart, ...], float]:
     """What the controller's loop does between two events; the starts and its milliseconds."""
     began_s = time.perf_counter()
-    list(board.hopeless())
-    running = board.running()
+    list(board.newly_hopeless())
+    running = board.running_by_host()
     names = (f"host{number:03d}" for number in range(HOSTS))
-    hosts = [Host(name, {}, "", len(running.get(name, ())), False, GPUS, GPUS) for name in names]
+    hosts = [SchedulableHost(name, {}, "", len(running.get(name, ())), False, GPUS, GPUS) for name in names]
     starts = next_starts((job.waiting for job in board.open_jobs), hosts, 10**18)
     return starts, (time.perf_counter() - began_s) * 1e3
 
 
-def begin(board: Board, starts: tuple[Start, ...]) -> list[str]:
+def begin(board: JobIndex, starts: tuple[TrialStart, ...]) -> list[str]:
     """Note the starts on the board."""
     for start in starts:
-        board.place(board.going_to(start))
-        board.change(start.trial_id, Attempt(start.attempt))
+        board.assign_hosts(board.specs_for_start(start))
+        board.update_attempt(start.trial_id, Attempt(start.attempt))
     return [start.trial_id for start in starts]
 
 
@@ -64,7 +64,7 @@ def main() -> None:
         active, one_ms, none_ms = begin(board, starts), [], []
         for number in range(200):
             none_ms.append(decide(board)[1])
-            board.change(active[number], Attempt(1, "a", Phase.OVER, Outcome.OK, started_unix_ns=1, ended_unix_ns=60 * 10**9))
+            board.update_attempt(active[number], Attempt(1, "a", Phase.OVER, Outcome.OK, started_unix_ns=1, ended_unix_ns=60 * 10**9))
             starts, took_ms = decide(board)
             one_ms.append(took_ms)
             active += begin(board, starts)

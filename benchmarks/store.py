@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.full_store import HOSTS, events_of, spec_of
-from fleet_controller.core.schedule_inputs import Host
+from fleet_controller.core.schedule_inputs import SchedulableHost
 from fleet_controller.core.scheduler import next_starts
 from fleet_controller.core.trial_state import Attempt
-from fleet_controller.jobs.job_index import Seen, look
-from fleet_controller.jobs.queries import StoredJobs
-from fleet_controller.jobs.state_writer import Desk
+from fleet_controller.jobs.job_index import SeenTrials, job_change
+from fleet_controller.jobs.queries import ReadOnlyController
+from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import TrialSpec
@@ -39,24 +39,24 @@ def fill(store: Store, specs: list[TrialSpec]) -> None:
         store.save_attempt([trial.trial_id], Attempt(1))
     told = [(trial.host, event) for number, trial in enumerate(finished) for event in events_of(trial, 1 + number * 7)]
     kept: list[Attempt | None] = []
-    timed("store one event, fsync included", lambda: kept.extend(store.record(host, host, event) for host, event in told), len(told))
+    timed("store one event, fsync included", lambda: kept.extend(store.record_event(host, host, event) for host, event in told), len(told))
     if None in kept:
         raise RuntimeError(f"{kept.count(None)} of {len(told)} events were refused: nothing was measured")
 
 
 async def work(store: Store, specs: list[TrialSpec]) -> None:
     """What a running controller does at its start and at each event."""
-    desk = Desk(store, RunSeries())
+    desk = StateWriter(store, RunSeries())
     began_s = time.perf_counter()
     await desk.load()
     print(f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms")
-    board, hosts = desk.board, [Host(f"host-{number}") for number in range(HOSTS)]
-    seen: Seen = {}
-    look(board.jobs["big"], seen)
+    board, hosts = desk.job_index, [SchedulableHost(f"host-{number}") for number in range(HOSTS)]
+    seen: SeenTrials = {}
+    job_change(board.jobs["big"], seen)
     waiting = [job.waiting for job in board.open_jobs]
     timed("schedule after an event, 100 hosts", lambda: [next_starts(waiting, hosts, 1) for _ in range(5)], 5)
-    timed("tell one watcher of an event", lambda: [look(board.jobs["big"], seen) for _ in range(5)], 5)
-    timed("put an event on the board", lambda: [board.change(specs[-1].trial_id, Attempt(1)) for _ in range(1000)], 1000)
+    timed("tell one watcher of an event", lambda: [job_change(board.jobs["big"], seen) for _ in range(5)], 5)
+    timed("put an event on the board", lambda: [board.update_attempt(specs[-1].trial_id, Attempt(1)) for _ in range(1000)], 1000)
     desk.close()
 
 
@@ -70,7 +70,7 @@ def main() -> int:
         store.close()
         timed("open the store", lambda: Store.open(path).close())
         reader = Store.open(path, read_only=True)
-        jobs = StoredJobs(reader, Path(folder))
+        jobs = ReadOnlyController(reader, Path(folder))
         timed("fleetctl ls", lambda: asyncio.run(jobs.jobs()))
         timed("fleetctl show", lambda: asyncio.run(jobs.job("big")))
         timed("fleetctl compare: read the runs", lambda: reader.runs("big"))

@@ -17,7 +17,7 @@ import pytest
 
 from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.hosts.agent_client import AgentClient
-from fleet_controller.pki.certificate_builder import Issued
+from fleet_controller.pki.certificate_builder import CertificateAndKey
 from fleet_protos.errors import HostUnreachable
 from fleet_transport.certificate import parse_certificates
 from fleet_transport.revocation_list import Revocation, revocations_json
@@ -140,7 +140,7 @@ def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield one
 
 
-def shown(door: Door, issued: Issued, label: str) -> TlsFiles:
+def shown(door: Door, issued: CertificateAndKey, label: str) -> TlsFiles:
     """The client's files with another certificate in them."""
     return door.maker.files(label, issued, door.welcome.authorities.read_bytes())
 

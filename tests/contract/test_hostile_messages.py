@@ -53,7 +53,7 @@ NO_GPU = grpc.StatusCode.RESOURCE_EXHAUSTED  # it was admitted, and finds no roo
 
 
 @dataclass
-class Line:
+class ExposedAgent:
     """A running agent as an intruder sees it: its socket, its log, its folder."""
 
     state: Path
@@ -79,14 +79,14 @@ class Line:
 
 
 @contextlib.contextmanager
-def agent(state: Path) -> Iterator[Line]:
+def agent(state: Path) -> Iterator[ExposedAgent]:
     with (state / "log").open("wb") as log:
         options = ("--state", str(state), "--host-name", "here", "--gpus", "0", "--simulated-gpus", "0")
         process = subprocess.Popen([sys.executable, "-m", "fleet_agent.main", *options], stderr=log, start_new_session=True)
     channel = grpc.insecure_channel(listen_address(state, "agent"), options=[("grpc.max_send_message_length", -1)])
     try:
         grpc.channel_ready_future(channel).result(timeout=30)
-        yield Line(state, agent_pb2_grpc.AgentServiceStub(channel), channel)
+        yield ExposedAgent(state, agent_pb2_grpc.AgentServiceStub(channel), channel)
     finally:
         channel.close()
         process.send_signal(signal.SIGTERM)
@@ -96,7 +96,7 @@ def agent(state: Path) -> Iterator[Line]:
 
 
 @pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExposedAgent]:
     with agent(tmp_path_factory.mktemp("agent")) as line:
         yield line
 
@@ -185,7 +185,7 @@ def test_the_walk_finds_the_texts_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_text_of_a_trial_does_anything(line: Line, place: str) -> None:
+def test_no_text_of_a_trial_does_anything(line: ExposedAgent, place: str) -> None:
     before, written = line.files(), set(os.listdir("."))
     for text in (*INVISIBLE, *SHELL, *PATHS, *DASHES, *WORDS):
         spec = proto()
@@ -204,7 +204,7 @@ FOLDERS = ["../../../x", "/etc/passwd", "..", ".", "", "a/b", "-x", "a b", "$(x)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_the_id_of_a_trial_is_the_name_of_a_folder_and_nothing_else(line: Line, name: str) -> None:
+def test_the_id_of_a_trial_is_the_name_of_a_folder_and_nothing_else(line: ExposedAgent, name: str) -> None:
     spec = proto()
     spec.trial_id = name
     assert line.start(spec) in REFUSED
@@ -219,7 +219,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("place", "number"), NUMBERS)
-def test_numbers_without_sense_are_refused(line: Line, place: str, number: float) -> None:
+def test_numbers_without_sense_are_refused(line: ExposedAgent, place: str, number: float) -> None:
     spec = proto()
     *way, name = place.split(".")
     message: Any = spec
@@ -250,14 +250,14 @@ def _nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize("number", range(len(MANY)))
-def test_a_trial_without_end_is_refused(line: Line, number: int) -> None:
+def test_a_trial_without_end_is_refused(line: ExposedAgent, number: int) -> None:
     spec = proto()
     MANY[number](spec)
     assert line.start(spec) in REFUSED
     assert line.answers()
 
 
-def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: Line) -> None:
+def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: ExposedAgent) -> None:
     """What is let in may say anything: it is a word of a list, never a line of a shell."""
     trick = f"$(touch {MARK}); touch {MARK} `touch {MARK}` | touch {MARK}"
     spec = proto()
@@ -287,7 +287,7 @@ def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: Line) -> N
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_message_that_is_none_is_refused_and_told(line: Line, method: str) -> None:
+def test_a_message_that_is_none_is_refused_and_told(line: ExposedAgent, method: str) -> None:
     assert _call(line, method, b"\xff" * 40) in REFUSED
     assert _call(line, method, b"\x0a\xff\xff\xff\x7f") in REFUSED
     assert f"{SERVICE}{method} of unix" in line.log
@@ -295,14 +295,14 @@ def test_a_message_that_is_none_is_refused_and_told(line: Line, method: str) -> 
 
 
 @pytest.mark.parametrize("size_mib", [3, 40, 80])
-def test_a_message_that_is_too_large_is_refused(line: Line, size_mib: int) -> None:
+def test_a_message_that_is_too_large_is_refused(line: ExposedAgent, size_mib: int) -> None:
     code = _call(line, "StartTrial", b"\x0a" + bytes(size_mib << 20))
     assert code in {*REFUSED, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert size_mib > 64 or f"a message of {(size_mib << 20) + 1} bytes, more than" in line.log
     assert line.answers()
 
 
-def test_metadata_without_end_is_refused(line: Line) -> None:
+def test_metadata_without_end_is_refused(line: ExposedAgent) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         line.stub.Describe(pb.DescribeRequest(), metadata=[("x", "y" * 100_000)], timeout=20)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -313,7 +313,7 @@ NAMES = ["../../log", "/etc/passwd", "t-1/1/../../../log", "t-1/1/\0", "", "x" *
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_file_is_given_out_but_those_of_trials(line: Line, name: str) -> None:
+def test_no_file_is_given_out_but_those_of_trials(line: ExposedAgent, name: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         list(line.stub.FetchArtifact(pb.FetchArtifactRequest(name=name, offset=(1 << 64) - 1), timeout=20))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
@@ -331,7 +331,7 @@ RAW = [
 
 
 @pytest.mark.parametrize("number", range(len(RAW)))
-def test_bytes_that_are_no_call_end_that_connection_alone(line: Line, number: int) -> None:
+def test_bytes_that_are_no_call_end_that_connection_alone(line: ExposedAgent, number: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
         raw.connect(listen_address(line.state, "agent").removeprefix("unix:"))
         raw.settimeout(5)
@@ -343,7 +343,7 @@ def test_bytes_that_are_no_call_end_that_connection_alone(line: Line, number: in
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(method=st.sampled_from(METHODS), content=st.binary(max_size=200), seed=st.integers(0, 1 << 30), whole=st.booleans())
-def test_any_bytes_at_any_verb_leave_the_agent_working(line: Line, method: str, content: bytes, seed: int, whole: bool) -> None:
+def test_any_bytes_at_any_verb_leave_the_agent_working(line: ExposedAgent, method: str, content: bytes, seed: int, whole: bool) -> None:
     if whole:  # a real request with some bytes changed comes further than noise
         content = _damaged(pb.StartTrialRequest(spec=proto()).SerializeToString(), seed)
     code = _call(line, method, content, timeout_s=0.3 if method in STREAMS else 20)
@@ -357,7 +357,7 @@ def _damaged(content: bytes, seed: int) -> bytes:
     return bytes(damaged)
 
 
-def _call(line: Line, method: str, content: bytes, timeout_s: float = 20) -> grpc.StatusCode | None:
+def _call(line: ExposedAgent, method: str, content: bytes, timeout_s: float = 20) -> grpc.StatusCode | None:
     """The status of a call with these bytes; None when it was answered."""
     try:
         if method in STREAMS:

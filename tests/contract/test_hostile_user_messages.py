@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from fleet_controller.app.bootstrap import Working, working
+from fleet_controller.app.bootstrap import RunningController, start_controller
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 
@@ -27,14 +27,14 @@ TEXTS = ["../../x", "$(touch x)", "a\0b", "\x1b[2J", "x" * 100_000, "", "%", "_"
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Working]:
+async def here(tmp_path: Path) -> AsyncIterator[RunningController]:
     """A controller that follows nobody."""
-    async with working(tmp_path, [], first_contact_s=0.1) as here:
+    async with start_controller(tmp_path, [], first_contact_s=0.1) as here:
         yield here
 
 
 @contextlib.asynccontextmanager
-async def line(here: Working) -> AsyncIterator[aio.Channel]:
+async def line(here: RunningController) -> AsyncIterator[aio.Channel]:
     async with aio.insecure_channel(here.address, options=[("grpc.max_send_message_length", -1)]) as channel:
         yield channel
 
@@ -56,7 +56,7 @@ async def answers(channel: aio.Channel) -> bool:
     return not (await controller_pb2_grpc.ControllerServiceStub(channel).ListJobs(pb.ListJobsRequest(), timeout=20)).jobs
 
 
-async def test_a_message_that_is_none_or_too_large_is_refused_and_told(here: Working, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_message_that_is_none_or_too_large_is_refused_and_told(here: RunningController, caplog: pytest.LogCaptureFixture) -> None:
     async with line(here) as channel:
         with caplog.at_level(logging.WARNING):
             for method in NAMES:
@@ -68,7 +68,7 @@ async def test_a_message_that_is_none_or_too_large_is_refused_and_told(here: Wor
 
 
 @pytest.mark.parametrize("method", NAMES)
-async def test_no_text_of_a_request_leads_to_more_than_a_refusal(here: Working, method: str, tmp_path: Path) -> None:
+async def test_no_text_of_a_request_leads_to_more_than_a_refusal(here: RunningController, method: str, tmp_path: Path) -> None:
     before = set(os.listdir(tmp_path))
     kind = METHODS[NAMES.index(method)].input_type
     fields = [field for field in kind.fields if field.type == field.TYPE_STRING]
@@ -85,7 +85,7 @@ async def test_no_text_of_a_request_leads_to_more_than_a_refusal(here: Working, 
     assert set(os.listdir(tmp_path)) == before
 
 
-async def test_any_bytes_at_any_verb_leave_the_controller_working(here: Working) -> None:
+async def test_any_bytes_at_any_verb_leave_the_controller_working(here: RunningController) -> None:
     draw = random.Random(1)
     async with line(here) as channel:
         for _ in range(300):
@@ -96,7 +96,7 @@ async def test_any_bytes_at_any_verb_leave_the_controller_working(here: Working)
 
 
 @pytest.mark.parametrize("content", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 60, bytes(70_000)])
-async def test_bytes_that_are_no_call_end_that_connection_alone(here: Working, content: bytes) -> None:
+async def test_bytes_that_are_no_call_end_that_connection_alone(here: RunningController, content: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
         raw.connect(here.address.removeprefix("unix:"))
         raw.settimeout(1)

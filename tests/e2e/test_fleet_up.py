@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.initialize import establish
+from fleet_controller.pki.initialize import init_trust_folder
 from fleet_transport.tls_identity import agent_name
 
 LIMIT_S = 120
@@ -133,7 +133,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     (folder / "fleet.yaml").write_text(FLEET.format(*ports))
     (folder / "job.yaml").write_text(JOB)
     (folder / "state").mkdir()
-    establish(folder / "state" / "trust", "me")
+    init_trust_folder(folder / "state" / "trust", "me")
     authority = Authority.open(folder / "state" / "trust")
     with agent(folder / "alpha", authority, "alpha", ports[0]), agent(folder / "beta", authority, "beta", ports[1]):
         yield Bench(folder)

@@ -33,7 +33,7 @@ hosts: [{{name: {host}, address: 127.0.0.1, agent_port: {port}}}]
 
 
 @dataclass
-class Fleet:
+class TrustedFleet:
     """One host and a controller, both at work."""
 
     folder: Path
@@ -81,8 +81,8 @@ def install(authority: Authority, folder: Path, addresses: tuple[str, ...] = ())
 
 
 @contextmanager
-def fleet(folder: Path, listen: str) -> Iterator[Fleet]:
-    made = Fleet(folder, "", free_port(), "", free_port())
+def fleet(folder: Path, listen: str) -> Iterator[TrustedFleet]:
+    made = TrustedFleet(folder, "", free_port(), "", free_port())
     assert made.ctl("init", str(folder)).returncode == 0
     etc = folder / "etc"
     install(made.authority, etc)
@@ -102,7 +102,7 @@ TLS = {"authorities": "ca.crt", "certificate": "agent.crt", "key": "agent.key", 
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustedFleet]:
     with fleet(tmp_path_factory.mktemp("net"), "0.0.0.0") as made:
         made.host_when("state", "connected")
         yield made
@@ -116,7 +116,7 @@ def listeners() -> set[tuple[str, int]]:
     return found
 
 
-def test_nothing_listens_on_a_network_without_tls(net: Fleet) -> None:
+def test_nothing_listens_on_a_network_without_tls(net: TrustedFleet) -> None:
     ports = {parse_endpoint(net.agent)[1], parse_endpoint(net.controller)[1]}
     found = listeners()
     assert {port for address, port in found if not address.startswith("127.")} == ports
@@ -127,7 +127,7 @@ def test_nothing_listens_on_a_network_without_tls(net: Fleet) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
 
 
-def test_a_user_of_another_machine_is_served_by_certificate_until_it_is_revoked(net: Fleet) -> None:
+def test_a_user_of_another_machine_is_served_by_certificate_until_it_is_revoked(net: TrustedFleet) -> None:
     assert net.ctl("trust", "issue", "ann", "-o", "ann").returncode == 0
     host = net.host(trust=str(net.folder / "ann"))
     own = parse_certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
@@ -139,12 +139,12 @@ def test_a_user_of_another_machine_is_served_by_certificate_until_it_is_revoked(
     assert net.host()["host"] == HOST
 
 
-def test_without_a_certificate_a_user_is_told_how_to_get_one(net: Fleet) -> None:
+def test_without_a_certificate_a_user_is_told_how_to_get_one(net: TrustedFleet) -> None:
     done = net.ctl("ls", "--controller", "lab.example:7434", trust="/nonexistent")
     assert (done.returncode, "/nonexistent" in done.stderr, "fleetctl trust issue" in done.stderr) == (2, True, True)
 
 
-def test_a_controller_takes_its_new_certificate_and_goes_on(net: Fleet) -> None:
+def test_a_controller_takes_its_new_certificate_and_goes_on(net: TrustedFleet) -> None:
     assert net.ctl("trust", "rotate").returncode == 0
     assert net.host_when("state", "connected")["host"] == HOST
     time_s = time.monotonic() + LIMIT_S
@@ -153,21 +153,21 @@ def test_a_controller_takes_its_new_certificate_and_goes_on(net: Fleet) -> None:
         time.sleep(0.05)
 
 
-def test_prometheus_shows_when_certificates_end(net: Fleet) -> None:
+def test_prometheus_shows_when_certificates_end(net: TrustedFleet) -> None:
     text = urllib.request.urlopen(f"http://127.0.0.1:{net.metrics}/metrics", timeout=10).read().decode()
     lines = [line for line in text.splitlines() if line.startswith("fleet_certificate_expires_timestamp_seconds{")]
     series = {line.split("{")[1].split("}")[0] for line in lines}
     assert {f'host="{HOST}",role="agent"', 'host="",role="controller"', 'host="",role="user"', 'host="",role="authority"'} == series
 
 
-def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: Fleet) -> None:
+def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: TrustedFleet) -> None:
     install(net.authority, net.folder / "etc")
     renewed = parse_certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
     deadline_s = time.monotonic() + LIMIT_S
     while "took the new certificate" not in (net.folder / "agent.log").read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
-    net.authority.installed(HOST, renewed.fingerprint)
+    net.authority.mark_installed(HOST, renewed.fingerprint)
     while net.host_when("state", "connected")["certificate_expires_unix_s"] < renewed.not_after_unix_s - 5:  # its next look tells
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
@@ -180,7 +180,7 @@ def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: Fleet)
     net.host_when("state", "connected")
 
 
-def test_show_tells_what_there_is_and_what_was_revoked(net: Fleet) -> None:
+def test_show_tells_what_there_is_and_what_was_revoked(net: TrustedFleet) -> None:
     shown = json.loads(net.ctl("trust", "show", "--json").stdout)
     parties = {(one["role"], one["name"]) for one in shown["certificates"]}
     assert parties >= {("agent", HOST), ("controller", "controller"), ("authority", "")}
@@ -203,6 +203,6 @@ def test_show_tells_what_there_is_and_what_was_revoked(net: Fleet) -> None:
         (["trust", "show", "--trust", "nowhere"], "there is no authority in"),
     ],
 )
-def test_a_users_mistake_is_told_without_a_traceback(net: Fleet, words: list[str], told: str) -> None:
+def test_a_users_mistake_is_told_without_a_traceback(net: TrustedFleet, words: list[str], told: str) -> None:
     done = net.ctl(*words)
     assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr

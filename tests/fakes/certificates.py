@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet_controller.pki.certificate_builder import (
-    Issued,
+    CertificateAndKey,
     Subject,
     make_authority,
     make_certificate,
@@ -25,7 +25,7 @@ class Maker:
     """One authority, and a folder in which it writes what it is asked for."""
 
     folder: Path
-    authority: Issued
+    authority: CertificateAndKey
 
     @classmethod
     def new(cls, folder: Path) -> Maker:
@@ -33,12 +33,12 @@ class Maker:
         folder.mkdir(parents=True, exist_ok=True)
         return cls(folder, make_authority(datetime.now(UTC)))
 
-    def issue(self, role: Role, name: str, days: float = 0.0) -> Issued:
+    def issue(self, role: Role, name: str, days: float = 0.0) -> CertificateAndKey:
         """As made `days` from now (negative: ago)."""
         dns_name = {Role.AGENT: agent_name(name), Role.CONTROLLER: CONTROLLER_NAME, Role.USER: f"{name}.user.benchfleet"}[role]
         return make_certificate(self.authority, Subject(role, name, dns_name), datetime.now(UTC) + timedelta(days=days))
 
-    def files(self, label: str, issued: Issued, trusted: bytes = b"", revoked: Path | None = None) -> TlsFiles:
+    def files(self, label: str, issued: CertificateAndKey, trusted: bytes = b"", revoked: Path | None = None) -> TlsFiles:
         """Put a pair down, with whom its owner trusts (default: this authority)."""
         files = TlsFiles(self.folder / f"{label}-ca.crt", self.folder / f"{label}.crt", self.folder / f"{label}.key", revoked)
         files.authorities.write_bytes(trusted or self.authority.certificate_pem)
@@ -46,7 +46,7 @@ class Maker:
         files.key.write_bytes(issued.key_pem)
         return files
 
-    def nameless(self) -> Issued:
+    def nameless(self) -> CertificateAndKey:
         """Signed by the authority, without any role: as another tool that got hold of the key would make it."""
         signer = x509.load_pem_x509_certificate(self.authority.certificate_pem)
         signing = serialization.load_pem_private_key(self.authority.key_pem, None)
@@ -64,4 +64,4 @@ class Maker:
             .sign(signing, hashes.SHA256())
         )
         pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-        return Issued(certificate.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        return CertificateAndKey(certificate.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))

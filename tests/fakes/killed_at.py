@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.initialize import establish
+from fleet_controller.pki.initialize import init_trust_folder
 
 
 def _finish(folder: Path) -> None:
@@ -22,7 +22,7 @@ def _finish(folder: Path) -> None:
 
 
 CALLS: dict[str, Callable[[Path], object]] = {
-    "init": lambda folder: establish(folder, "me"),
+    "init": lambda folder: init_trust_folder(folder, "me"),
     "issue": lambda folder: Authority.open(folder).issue_agent("gpu01"),
     "revoke": lambda folder: Authority.open(folder).revoke("gpu01"),
     "rotate": lambda folder: Authority.open(folder).renew_controller(),

@@ -40,7 +40,7 @@ NCCL = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}
 numbers = itertools.count(1)
 
 
-class Line:
+class DirectClient:
     """A test's line to the agent."""
 
     def __init__(self, state: Path) -> None:
@@ -73,11 +73,11 @@ class Line:
 
 
 @contextmanager
-def running_agent(state: Path) -> Iterator[tuple[Line, subprocess.Popen[bytes]]]:
+def running_agent(state: Path) -> Iterator[tuple[DirectClient, subprocess.Popen[bytes]]]:
     with (state / "log").open("ab") as log:
         argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0"]
         process = subprocess.Popen(argv, stderr=log, start_new_session=True)
-    line = Line(state)
+    line = DirectClient(state)
     try:
         grpc.channel_ready_future(line.channel).result(timeout=30)
         yield line, process
@@ -90,7 +90,7 @@ def running_agent(state: Path) -> Iterator[tuple[Line, subprocess.Popen[bytes]]]
 
 
 @pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectClient]:
     with running_agent(tmp_path_factory.mktemp("agent")) as (line, _):
         line.see(trial())  # Ray starts once, so that no test's children are taken for another's
         yield line
@@ -132,7 +132,7 @@ def assert_server_gone(events: list[ev.Event]) -> None:
     assert [stopped.left_over for stopped in bodies(events, ev.ServerStopped)] == [()] * len(bodies(events, ev.ServerLaunched))
 
 
-def test_a_trial_goes_through_every_phase_and_each_event_names_its_cause(line: Line) -> None:
+def test_a_trial_goes_through_every_phase_and_each_event_names_its_cause(line: DirectClient) -> None:
     events = line.see(trial())
     assert over(events) == ev.TrialOver(Outcome.OK)
     phases = list(dict.fromkeys(event.phase for event in events))
@@ -142,14 +142,14 @@ def test_a_trial_goes_through_every_phase_and_each_event_names_its_cause(line: L
     assert_server_gone(events)
 
 
-def test_token_counts_are_the_servers_and_exact(line: Line) -> None:
+def test_token_counts_are_the_servers_and_exact(line: DirectClient) -> None:
     runs = [body.run for body in bodies(line.see(trial(tokens=77)), ev.RunFinished)]
     assert [run.output_tokens for run in runs] == [77, 77]
     assert [run.requests_failed for run in runs] == [0, 0]
     assert [gate for run in runs for gate in run.gates] == []
 
 
-def test_a_trial_that_is_handed_over_twice_runs_once(line: Line) -> None:
+def test_a_trial_that_is_handed_over_twice_runs_once(line: DirectClient) -> None:
     spec = trial()
     assert line.start(spec) is False
     assert line.start(spec) is True
@@ -157,7 +157,7 @@ def test_a_trial_that_is_handed_over_twice_runs_once(line: Line) -> None:
     assert line.start(spec) is True
 
 
-def test_two_trials_never_share_a_gpu(line: Line) -> None:
+def test_two_trials_never_share_a_gpu(line: DirectClient) -> None:
     first = trial(ready_after_s=30.0)
     line.start(first)
     with pytest.raises(grpc.RpcError) as refused:
@@ -169,7 +169,7 @@ def test_two_trials_never_share_a_gpu(line: Line) -> None:
     assert over(line.see(trial(gpus=1))).outcome is Outcome.OK
 
 
-def test_a_cancelled_trial_stops_its_server_and_says_why(line: Line) -> None:
+def test_a_cancelled_trial_stops_its_server_and_says_why(line: DirectClient) -> None:
     spec = trial(tokens=20_000)
     line.start(spec)
     line.events(spec, ev.ServerReady)
@@ -180,7 +180,7 @@ def test_a_cancelled_trial_stops_its_server_and_says_why(line: Line) -> None:
     assert_server_gone(events)
 
 
-def test_a_server_that_dies_fails_the_trial_it_was_serving(line: Line) -> None:
+def test_a_server_that_dies_fails_the_trial_it_was_serving(line: DirectClient) -> None:
     events = line.see(trial(crash_after_s=0.3, tokens=20_000))
     end = over(events)
     assert (end.outcome, end.kind) == (Outcome.FAILED, ErrorKind.SERVER_EXITED)
@@ -190,7 +190,7 @@ def test_a_server_that_dies_fails_the_trial_it_was_serving(line: Line) -> None:
     assert_server_gone(events)
 
 
-def test_another_server_at_the_address_is_never_measured(line: Line) -> None:
+def test_another_server_at_the_address_is_never_measured(line: DirectClient) -> None:
     events = line.see(trial(wrong_identity=True))
     assert over(events).outcome is Outcome.FAILED
     assert over(events).failure_class == "wrong_identity"
@@ -198,7 +198,7 @@ def test_another_server_at_the_address_is_never_measured(line: Line) -> None:
     assert_server_gone(events)
 
 
-def test_a_server_that_never_becomes_ready_ends_at_its_deadline(line: Line) -> None:
+def test_a_server_that_never_becomes_ready_ends_at_its_deadline(line: DirectClient) -> None:
     spec = trial(ready_after_s=60.0)
     events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=1.0)))
     assert (over(events).kind, over(events).failure_class) == (ErrorKind.SERVER_UNHEALTHY, "not_ready")
@@ -206,7 +206,7 @@ def test_a_server_that_never_becomes_ready_ends_at_its_deadline(line: Line) -> N
     assert_server_gone(events)
 
 
-def test_a_server_that_hangs_gives_no_number(line: Line) -> None:
+def test_a_server_that_hangs_gives_no_number(line: DirectClient) -> None:
     spec = trial(hang=True, timeout_s=0.5)
     events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=2.0)))
     assert over(events).outcome is Outcome.FAILED
@@ -216,7 +216,7 @@ def test_a_server_that_hangs_gives_no_number(line: Line) -> None:
     assert_server_gone(events)
 
 
-def test_short_answers_void_the_runs_and_then_the_trial(line: Line) -> None:
+def test_short_answers_void_the_runs_and_then_the_trial(line: DirectClient) -> None:
     events = line.see(trial(short_outputs=True))
     end = over(events)
     assert (end.outcome, end.kind, end.failure_class) == (Outcome.FAILED, ErrorKind.GATE_VOIDED, "short_output")
@@ -225,7 +225,7 @@ def test_short_answers_void_the_runs_and_then_the_trial(line: Line) -> None:
     assert all(run.void for run in runs)
 
 
-def test_variables_lost_on_the_way_are_caught_before_a_single_run(line: Line) -> None:
+def test_variables_lost_on_the_way_are_caught_before_a_single_run(line: DirectClient) -> None:
     events = line.see(trial(NCCL, lost_env=("NCCL_PROTO",)))
     end = over(events)
     assert (end.kind, end.failure_class) == (ErrorKind.GATE_VOIDED, "env_not_effective")
@@ -234,14 +234,14 @@ def test_variables_lost_on_the_way_are_caught_before_a_single_run(line: Line) ->
     assert_server_gone(events)
 
 
-def test_variables_that_arrive_trip_no_gate(line: Line) -> None:
+def test_variables_that_arrive_trip_no_gate(line: DirectClient) -> None:
     events = line.see(trial(NCCL))
     (proved,) = bodies(events, ev.ConfigurationProved)
     assert proved.gates == ()
     assert over(events).outcome is Outcome.OK
 
 
-def test_a_server_that_ignores_term_is_killed_and_nothing_is_left(line: Line) -> None:
+def test_a_server_that_ignores_term_is_killed_and_nothing_is_left(line: DirectClient) -> None:
     events = line.see(trial(ignore_term=True))
     (stopped,) = bodies(events, ev.ServerStopped)
     assert (stopped.ended_by, stopped.left_over) == ("kill", ())
@@ -249,14 +249,14 @@ def test_a_server_that_ignores_term_is_killed_and_nothing_is_left(line: Line) ->
     assert_server_gone(events)
 
 
-def test_a_server_gets_its_declared_environment_and_nothing_else(line: Line) -> None:
+def test_a_server_gets_its_declared_environment_and_nothing_else(line: DirectClient) -> None:
     (launched,) = bodies(line.see(trial(NCCL)), ev.ServerLaunched)
     assert set(launched.env) == {"PATH", "LANG", "HOME", "TMPDIR", "BENCHFLEET_LAUNCH", *NCCL} - (
         {"HOME", "TMPDIR"} - set(launched.env)
     )
 
 
-def test_artifacts_arrive_with_the_digest_that_was_told(line: Line) -> None:
+def test_artifacts_arrive_with_the_digest_that_was_told(line: DirectClient) -> None:
     events = line.see(trial())
     artifacts = [body.run.artifact for body in bodies(events, ev.RunFinished)]
     artifacts += [artifact for body in bodies(events, ev.EvidenceCollected) for artifact in body.artifacts]
@@ -270,19 +270,19 @@ def test_artifacts_arrive_with_the_digest_that_was_told(line: Line) -> None:
 
 
 @pytest.mark.parametrize("name", ["../journal/events.jsonl", "/etc/passwd", "none/1/x", ""])
-def test_names_that_lead_out_of_the_artifact_folder_are_refused(line: Line, name: str) -> None:
+def test_names_that_lead_out_of_the_artifact_folder_are_refused(line: DirectClient, name: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         list(line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=name), timeout=10))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_controller_that_knows_another_journal_is_told(line: Line) -> None:
+def test_a_controller_that_knows_another_journal_is_told(line: DirectClient) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         list(line.stub.WatchEvents(agent_pb2.WatchEventsRequest(agent_id="another"), timeout=10))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_says_so(line: Line, tmp_path: Path) -> None:
+def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_says_so(line: DirectClient, tmp_path: Path) -> None:
     with simulated_server(tmp_path, "--model-path", "sim/model", knobs={"time_scale": 100.0}) as server:
         spec = trial()
         engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0)
@@ -295,7 +295,7 @@ def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_sa
         assert "simulated_server" in [gate.code for gate in body.run.gates]
 
 
-def test_an_external_sglang_is_held_to_the_length_and_its_cache_is_not_emptied(line: Line, tmp_path: Path) -> None:
+def test_an_external_sglang_is_held_to_the_length_and_its_cache_is_not_emptied(line: DirectClient, tmp_path: Path) -> None:
     with simulated_server(tmp_path, "--model-path", "sim/model", knobs={"time_scale": 200.0}) as server:
         spec = trial()
         engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0)
@@ -306,19 +306,19 @@ def test_an_external_sglang_is_held_to_the_length_and_its_cache_is_not_emptied(l
     assert "/flush_cache" not in asked
 
 
-def test_an_engine_that_this_host_lacks_is_refused(line: Line) -> None:
+def test_an_engine_that_this_host_lacks_is_refused(line: DirectClient) -> None:
     spec = trial()
     with pytest.raises(grpc.RpcError) as refused:
         line.start(replace(spec, engine=replace(spec.engine, kind=EngineKind.UNSPECIFIED)))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_the_socket_is_its_owners_alone(line: Line) -> None:
+def test_the_socket_is_its_owners_alone(line: DirectClient) -> None:
     mode = os.stat(line.address.removeprefix("unix:")).st_mode
     assert stat.S_IMODE(mode) == 0o600
 
 
-def test_an_agent_without_ray_and_load_stays_small(line: Line) -> None:
+def test_an_agent_without_ray_and_load_stays_small(line: DirectClient) -> None:
     status = Path(f"/proc/{line.about().pid}/status").read_text()
     resident_kb = int(status.partition("VmRSS:")[2].split()[0])
     assert resident_kb < 120 * 1024
@@ -375,7 +375,7 @@ def test_an_agent_without_its_extra_says_so_before_it_launches_anything(tmp_path
     assert not (tmp_path / "state").exists()
 
 
-def test_a_witness_is_proved_and_gone_before_the_measured_server_is_launched(line: Line) -> None:
+def test_a_witness_is_proved_and_gone_before_the_measured_server_is_launched(line: DirectClient) -> None:
     events = line.see(replace(trial(NCCL), witness=True))
     assert over(events).outcome is Outcome.OK
     servers = (ev.ServerLaunching, ev.ConfigurationProved, ev.ServerStopped, ev.WarmedUp)
@@ -387,7 +387,7 @@ def test_a_witness_is_proved_and_gone_before_the_measured_server_is_launched(lin
     assert_server_gone(events)
 
 
-def test_variables_that_a_witness_shows_to_be_lost_end_the_trial_before_a_second_launch(line: Line) -> None:
+def test_variables_that_a_witness_shows_to_be_lost_end_the_trial_before_a_second_launch(line: DirectClient) -> None:
     events = line.see(replace(trial(NCCL, lost_env=("NCCL_PROTO",)), witness=True))
     assert (over(events).kind, over(events).failure_class) == (ErrorKind.GATE_VOIDED, "env_not_effective")
     assert [body.witness for body in bodies(events, ev.ServerLaunching)] == [True]
@@ -408,7 +408,7 @@ def test_an_agent_that_was_killed_with_its_witness_up_ends_that_too(tmp_path: Pa
         assert_server_gone(events)
 
 
-def test_a_launch_tells_how_it_comes_on_and_how_long_its_phases_took(line: Line) -> None:
+def test_a_launch_tells_how_it_comes_on_and_how_long_its_phases_took(line: DirectClient) -> None:
     events = line.see(trial(ready_after_s=0.5))
     phases = [body.phase for body in bodies(events, ev.ServerProgressed)]
     assert phases

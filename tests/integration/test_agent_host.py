@@ -17,7 +17,7 @@ import pytest
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome
-from tests.integration.test_agent import Line, over, trial
+from tests.integration.test_agent import DirectClient, over, trial
 
 BOX = Path(__file__).parents[1] / "unit/data/host/eight-gpus.json"
 
@@ -32,11 +32,11 @@ def hold(recording: Path, gpu: int, used_mib: int, pid: int = 0) -> None:
 
 
 @contextmanager
-def agent_on(recording: Path, state: Path) -> Iterator[Line]:
+def agent_on(recording: Path, state: Path) -> Iterator[DirectClient]:
     argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--memory-back", "0.5"]
     with (state / "log").open("ab") as log:
         process = subprocess.Popen([*argv, "--recorded-gpus", str(recording)], stderr=log, start_new_session=True)
-    line = Line(state)
+    line = DirectClient(state)
     try:
         grpc.channel_ready_future(line.channel).result(timeout=30)
         yield line
@@ -82,7 +82,7 @@ def test_memory_that_a_server_leaves_fails_its_trial_and_sets_the_gpu_aside_unti
         assert over(see_once_accepted(line)).outcome is Outcome.OK
 
 
-def see_once_accepted(line: Line) -> list[ev.Event]:
+def see_once_accepted(line: DirectClient) -> list[ev.Event]:
     """The events of a trial that is handed over again and again, as a controller does."""
     wanted = trial()
     while True:

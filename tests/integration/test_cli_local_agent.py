@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.local_agent import AgentPlace, LocalAgent
+from fleet_controller.app.local_agent import LocalAgent, LocalAgentConfig
 from fleet_protos.errors import HostUnreachable
 
 FAKE = str(Path(__file__).parents[1] / "fakes" / "bare_agent.py")
 
 
-def place(folder: Path, *options: str, stop_timeout_s: float = 10.0) -> AgentPlace:
+def place(folder: Path, *options: str, stop_timeout_s: float = 10.0) -> LocalAgentConfig:
     state = folder / "agent"
     command = (sys.executable, FAKE, *options)
-    return AgentPlace(state, "box", command=command, stop_timeout_s=stop_timeout_s)
+    return LocalAgentConfig(state, "box", command=command, stop_timeout_s=stop_timeout_s)
 
 
 def is_alive(pid: int) -> bool:
@@ -93,7 +93,7 @@ async def test_socket_file_left_by_a_killed_agent_does_not_stop_a_new_one(tmp_pa
     await agent.start()
     os.kill(agent.pid, signal.SIGKILL)
     await agent.stop()
-    assert os.path.exists(agent.place.address.removeprefix("unix:"))  # noqa: ASYNC240 -- a look, no wait
+    assert os.path.exists(agent.config.address.removeprefix("unix:"))  # noqa: ASYNC240 -- a look, no wait
     again = LocalAgent(place(tmp_path))
     await again.start()
     await again.stop()

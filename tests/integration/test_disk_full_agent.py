@@ -18,18 +18,18 @@ from fleet_protos import events as ev
 from fleet_protos.trial_types import ErrorKind, Outcome
 from fleet_protos.v1 import agent_pb2
 from tests.fakes.small_disk import SmallDisk
-from tests.integration.test_agent import Line, assert_server_gone, bodies, over, trial
+from tests.integration.test_agent import DirectClient, assert_server_gone, bodies, over, trial
 
 LIMIT_S = 30.0
 ENDS = ((ErrorKind.LOAD_FAILED, "load_failed"), (kind_of("disk_full"), "disk_full"))  # both are tried again
 
 
 @contextmanager
-def agent_on(disk: SmallDisk, folder: Path) -> Iterator[Line]:
+def agent_on(disk: SmallDisk, folder: Path) -> Iterator[DirectClient]:
     socket = f"unix:{folder}/a.sock"
     flags = ("--state", str(disk.folder), "--listen", socket, "--host-name", "here", "--gpus", "0")
     process = disk.start("-m", "fleet_agent.main", *flags, log=folder / "log")
-    line = Line(folder)
+    line = DirectClient(folder)
     line.channel.close()
     line.channel = grpc.insecure_channel(socket)
     line.stub = type(line.stub)(line.channel)
@@ -60,14 +60,14 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> SmallDisk:
 
 
 @pytest.fixture(scope="module")
-def line(disk: SmallDisk) -> Iterator[Line]:
+def line(disk: SmallDisk) -> Iterator[DirectClient]:
     with agent_on(disk, disk.folder.parent) as line:
         line.see(trial())  # Ray starts once
         yield line
 
 
 @pytest.mark.parametrize("when", [ev.ServerLaunched, ev.ConfigurationProved, ev.RunFinished, ev.EvidenceCollected])
-def test_a_disk_that_fills_up_ends_the_trial_with_all_that_was_recorded(line: Line, disk: SmallDisk, when: type) -> None:
+def test_a_disk_that_fills_up_ends_the_trial_with_all_that_was_recorded(line: DirectClient, disk: SmallDisk, when: type) -> None:
     spec = trial(tokens=600)
     line.start(spec)
     line.events(spec, when)
@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_ends_the_trial_with_all_that_was_recorded(line: Li
     until(lambda: not line.about().takes_no_trials)
 
 
-def test_a_full_disk_takes_no_new_trial_until_there_is_room(line: Line, disk: SmallDisk) -> None:
+def test_a_full_disk_takes_no_new_trial_until_there_is_room(line: DirectClient, disk: SmallDisk) -> None:
     disk.fill(left_bytes=512 << 10)
     spec = trial()
     with pytest.raises(grpc.RpcError) as refused:
@@ -99,7 +99,7 @@ def test_a_full_disk_takes_no_new_trial_until_there_is_room(line: Line, disk: Sm
     assert over(line.see(spec)).outcome is Outcome.OK
 
 
-def test_files_that_the_controller_has_make_room(line: Line, disk: SmallDisk) -> None:
+def test_files_that_the_controller_has_make_room(line: DirectClient, disk: SmallDisk) -> None:
     spec = trial()
     line.see(spec)
     kept = disk.inside / "artifacts" / spec.trial_id / "1"

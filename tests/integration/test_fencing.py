@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
+from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos import events as ev
 from fleet_protos.controller_epoch import ControllerEpoch
@@ -52,7 +52,7 @@ class RealAgent:
 
     def client(self, epoch: int = 0, controller_id: str = "ours") -> AgentClient:
         client = AgentClient(self.address)
-        client.lease = ControllerEpoch(controller_id, epoch, PROTOCOL) if epoch else ControllerEpoch()
+        client.controller_epoch = ControllerEpoch(controller_id, epoch, PROTOCOL) if epoch else ControllerEpoch()
         self.clients.append(client)
         return client
 
@@ -162,15 +162,15 @@ async def test_a_controller_that_was_replaced_orders_nothing_and_hears_nothing_m
 
 
 async def test_two_controllers_never_share_a_host_and_the_second_waits_for_the_first(tmp_path: Path, agent: RealAgent) -> None:
-    async with working(tmp_path / "one", [agent.address]) as one:
+    async with start_controller(tmp_path / "one", [agent.address]) as one:
         await eventually(one.fleet.hosts, lambda hosts: hosts[0].state == "connected")
-        async with working(tmp_path / "two", [agent.address]) as two:
+        async with start_controller(tmp_path / "two", [agent.address]) as two:
             told = await eventually(two.fleet.hosts, lambda hosts: "this host belongs to controller" in hosts[0].message)
             assert "which follows it now" in told[0].message
             assert (await one.fleet.hosts())[0].state == "connected"
-    async with working(tmp_path / "two", [agent.address]) as two:
+    async with start_controller(tmp_path / "two", [agent.address]) as two:
         await eventually(two.fleet.hosts, lambda hosts: hosts[0].state == "connected")
-    async with working(tmp_path / "one", [agent.address]) as one:
+    async with start_controller(tmp_path / "one", [agent.address]) as one:
         await eventually(one.fleet.hosts, lambda hosts: hosts[0].state == "connected")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
 from fleet_controller.store.store import Store
 from fleet_protos import events as ev
@@ -43,12 +43,12 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 
 
 @asynccontextmanager
-async def controller(folder: Path, *agents: FakeAgent) -> AsyncIterator[Fleet]:
-    async with working(folder / "controller", [agent.address for agent in agents]) as here:
+async def controller(folder: Path, *agents: FakeAgent) -> AsyncIterator[FleetController]:
+    async with start_controller(folder / "controller", [agent.address for agent in agents]) as here:
         yield here.fleet
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
     """The job as soon as it is as wanted, told by the controller's own stream of changes."""
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
@@ -58,11 +58,11 @@ async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) 
     return await fleet.job(job_id)
 
 
-async def done(fleet: Fleet, job_id: str) -> JobDetail:
+async def done(fleet: FleetController, job_id: str) -> JobDetail:
     return await until(fleet, job_id, lambda detail: detail.job.is_over)
 
 
-async def started(fleet: Fleet, job_id: str, agent: FakeAgent, count: int) -> list[TrialSpec]:
+async def started(fleet: FleetController, job_id: str, agent: FakeAgent, count: int) -> list[TrialSpec]:
     await until(fleet, job_id, lambda _: len(agent.started) >= count)
     return agent.started
 
@@ -219,7 +219,7 @@ async def test_files_arrive_whole_whatever_happens_on_the_way(tmp_path: Path, ag
 
 
 async def test_without_an_agent_a_job_is_refused_with_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with working(tmp_path / "controller", [f"unix:{tmp_path}/nobody.sock"], first_contact_s=0.3) as here:
+    async with start_controller(tmp_path / "controller", [f"unix:{tmp_path}/nobody.sock"], first_contact_s=0.3) as here:
         with pytest.raises(HostUnreachable, match=r"nobody\.sock"):
             await here.fleet.submit(JOB, "job.yaml")
 

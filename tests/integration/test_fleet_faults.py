@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, HostUnreachable
@@ -48,7 +48,7 @@ async def second(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await agent.down()
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
     """The job as soon as it is as wanted, told by the controller's own stream of changes."""
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
@@ -62,21 +62,21 @@ def is_over(detail: JobDetail) -> bool:
     return detail.job.is_over
 
 
-async def first_started(fleet: Fleet, job_id: str, agent: FakeAgent) -> TrialSpec:
+async def first_started(fleet: FleetController, job_id: str, agent: FakeAgent) -> TrialSpec:
     await until(fleet, job_id, lambda _: bool(agent.started))
     return agent.started[0]
 
 
 async def test_a_host_that_hangs_holds_up_no_other(tmp_path: Path, agent: FakeAgent, second: FakeAgent) -> None:
     agent.hangs = True
-    async with working(tmp_path / "controller", [agent.address, second.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address, second.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         detail = await until(here.fleet, job_id, lambda detail: detail.job.trials_over == 4)
         assert {trial.host for trial in detail.trials if trial.outcome is Outcome.OK} == {"there"}
 
 
 async def test_a_submit_waits_until_it_is_known_which_hosts_answer(tmp_path: Path, agent: FakeAgent, second: FakeAgent) -> None:
-    async with working(tmp_path / "controller", [agent.address, second.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address, second.address]) as here:
         detail = await here.fleet.job(await here.fleet.submit(JOB, "job.yaml"))
         assert {trial.host for trial in detail.trials} == {"here", "there"}
 
@@ -84,20 +84,20 @@ async def test_a_submit_waits_until_it_is_known_which_hosts_answer(tmp_path: Pat
 async def test_a_host_that_the_job_names_and_that_is_down_is_not_left_out_silently(tmp_path: Path, agent: FakeAgent) -> None:
     named = JOB + "hosts: {names: [here, there]}\n"
     addresses = [agent.address, f"unix:{tmp_path}/nobody.sock"]
-    async with working(tmp_path / "controller", addresses, first_contact_s=1.0) as here:
+    async with start_controller(tmp_path / "controller", addresses, first_contact_s=1.0) as here:
         with pytest.raises(HostUnreachable, match=r"not connected: there .*nobody\.sock"):
             await here.fleet.submit(named, "job.yaml")
 
 
 async def test_a_host_that_the_job_names_and_nobody_is_called_is_the_users_error(tmp_path: Path, agent: FakeAgent) -> None:
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         with pytest.raises(ConfigError, match=r"not connected: theer$"):
             await here.fleet.submit(JOB + "hosts: {names: [here, theer]}\n", "job.yaml")
 
 
 async def test_a_trial_that_no_agent_took_can_be_cancelled(tmp_path: Path, agent: FakeAgent) -> None:
     agent.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 100
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         await until(here.fleet, job_id, lambda detail: detail.job.state == "running")
         await here.fleet.cancel(job_id)
@@ -108,7 +108,7 @@ async def test_a_trial_that_no_agent_took_can_be_cancelled(tmp_path: Path, agent
 
 async def test_a_trial_that_ended_because_its_agent_was_stopped_is_tried_again(tmp_path: Path, agent: FakeAgent) -> None:
     agent.by_itself = False
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
         agent.by_itself = True
@@ -119,7 +119,7 @@ async def test_a_trial_that_ended_because_its_agent_was_stopped_is_tried_again(t
 
 async def test_a_host_that_came_back_with_fewer_gpus_fails_what_no_longer_fits(tmp_path: Path, agent: FakeAgent) -> None:
     agent.by_itself = False
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
         await agent.down()
@@ -133,7 +133,7 @@ async def test_a_host_that_came_back_with_fewer_gpus_fails_what_no_longer_fits(t
 
 async def test_a_file_that_is_gone_costs_neither_the_run_nor_time_at_the_end(tmp_path: Path, agent: FakeAgent) -> None:
     agent.by_itself = False
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
         agent.tell(spec, run_of(spec, 1, artifact=Artifact(f"{spec.trial_id}/1/gone.parquet", "00" * 32, 5)))
@@ -146,7 +146,7 @@ async def test_a_file_that_is_gone_costs_neither_the_run_nor_time_at_the_end(tmp
 
 async def test_a_burst_of_events_is_not_acknowledged_one_by_one(tmp_path: Path, agent: FakeAgent) -> None:
     agent.by_itself = False
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
         for _ in range(200):
@@ -159,14 +159,14 @@ async def test_a_burst_of_events_is_not_acknowledged_one_by_one(tmp_path: Path, 
 
 
 async def test_one_controller_works_with_a_store_wherever_its_state_is(tmp_path: Path, agent: FakeAgent) -> None:
-    async with working(tmp_path / "one", [agent.address], store=str(tmp_path / "shared.sqlite3")):
+    async with start_controller(tmp_path / "one", [agent.address], store=str(tmp_path / "shared.sqlite3")):
         with pytest.raises(Conflict, match="another fleetctl"):
-            async with working(tmp_path / "two", [agent.address], store=f"sqlite:///{tmp_path}/shared.sqlite3"):
+            async with start_controller(tmp_path / "two", [agent.address], store=f"sqlite:///{tmp_path}/shared.sqlite3"):
                 pass
 
 
 async def test_an_agents_own_bug_is_told_as_a_bug(tmp_path: Path, agent: FakeAgent) -> None:
     agent.refusals = [grpc.StatusCode.INTERNAL]
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         detail = await until(here.fleet, await here.fleet.submit(JOB, "job.yaml"), is_over)
         assert (detail.trials[0].kind, detail.trials[0].failure_class) == (ErrorKind.BUG, "refused_by_agent")

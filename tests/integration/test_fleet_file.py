@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import HostStatus, JobDetail
 from fleet_controller.core.inventory import FleetHost, Inventory
-from fleet_controller.hosts.target_access import following
-from fleet_controller.hosts.targets import Following, Ways, peers, without_tls
+from fleet_controller.hosts.target_access import fleet_targets
+from fleet_controller.hosts.targets import FleetTargets, HostAccess, targets_of, without_tls
 from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError, HostUnreachable
 from tests.fakes.agent import FakeAgent
@@ -71,13 +71,13 @@ async def up(*agents: FakeAgent) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def controller(roads: Roads, *hosts: FleetHost) -> AsyncIterator[Fleet]:
-    follow = Following(peers((), Inventory(hosts)), Ways(roads.reach, without_tls))
-    async with working(roads.folder / "controller", follow) as here:
+async def controller(roads: Roads, *hosts: FleetHost) -> AsyncIterator[FleetController]:
+    follow = FleetTargets(targets_of((), Inventory(hosts)), HostAccess(roads.reach, without_tls))
+    async with start_controller(roads.folder / "controller", follow) as here:
         yield here.fleet
 
 
-async def until(fleet: Fleet, wanted: Callable[[Sequence[HostStatus]], bool]) -> Sequence[HostStatus]:
+async def until(fleet: FleetController, wanted: Callable[[Sequence[HostStatus]], bool]) -> Sequence[HostStatus]:
     """The hosts as soon as they are as wanted."""
     async with asyncio.timeout(LIMIT_S):
         while not wanted(hosts := await fleet.hosts()):  # noqa: ASYNC110 -- hosts are asked for, nothing tells of them
@@ -85,7 +85,7 @@ async def until(fleet: Fleet, wanted: Callable[[Sequence[HostStatus]], bool]) ->
     return hosts
 
 
-async def done(fleet: Fleet, job_id: str) -> JobDetail:
+async def done(fleet: FleetController, job_id: str) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             pass
@@ -179,8 +179,8 @@ async def test_a_way_that_cannot_be_made_is_told(roads: Roads) -> None:
     async def blocked(host: FleetHost) -> str:
         raise HostUnreachable(f"ssh to {host.name}: no route")
 
-    follow = Following(peers((), Inventory((A,))), Ways(blocked, without_tls))
-    async with working(roads.folder / "controller", follow) as here:
+    follow = FleetTargets(targets_of((), Inventory((A,))), HostAccess(blocked, without_tls))
+    async with start_controller(roads.folder / "controller", follow) as here:
         (host,) = await until(here.fleet, lambda hosts: hosts[0].message != "no answer yet")
     assert host.message == "ssh to a: no route"
 
@@ -188,7 +188,7 @@ async def test_a_way_that_cannot_be_made_is_told(roads: Roads) -> None:
 async def test_a_host_that_is_new_in_the_file_is_followed(roads: Roads) -> None:
     async with up(roads.agent("a"), roads.agent("b")), controller(roads, A) as fleet:
         await until(fleet, connected("a"))
-        await fleet.follow(Inventory((A, B)))
+        await fleet.apply_inventory(Inventory((A, B)))
         await until(fleet, connected("a", "b"))
         detail = await done(fleet, await fleet.submit(JOB, "job.yaml"))
     assert (detail.job.state, {trial.host for trial in detail.trials}) == ("done", {"a", "b"})
@@ -203,7 +203,7 @@ async def test_a_host_that_leaves_the_file_ends_what_it_runs_and_what_waits_for_
             async for _ in fleet.watch(job_id):
                 if leaving.started:
                     break
-        await fleet.follow(Inventory((A,)))
+        await fleet.apply_inventory(Inventory((A,)))
         assert [host.host for host in await fleet.hosts()] == ["a", "b"]
         leaving.end(leaving.started[0])
         detail = await done(fleet, job_id)
@@ -216,7 +216,7 @@ async def test_a_host_that_leaves_the_file_ends_what_it_runs_and_what_waits_for_
 async def test_a_label_that_changes_in_the_file_holds_at_once(roads: Roads) -> None:
     async with up(roads.agent("a")), controller(roads, A) as fleet:
         await until(fleet, connected("a"))
-        await fleet.follow(Inventory((replace(A, labels={"gpu": "h200"}),)))
+        await fleet.apply_inventory(Inventory((replace(A, labels={"gpu": "h200"}),)))
         (host,) = await fleet.hosts()
     assert (host.state, host.labels) == ("connected", {"gpu": "h200"})
 
@@ -235,9 +235,9 @@ async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_n
         said.append(text)
         heard.set()
 
-    async with working(roads.folder / "controller", following((), inventory, tmp_path / "trust")) as here:
+    async with start_controller(roads.folder / "controller", fleet_targets((), inventory, tmp_path / "trust")) as here:
         assert here.fleet_file is not None
-        here.fleet_file.say = say
+        here.fleet_file.report = say
         for text in ("hosts: [\n", FILE.format(x="new")):
             file.write_text(text)
             here.fleet_file.read_now()
@@ -250,4 +250,4 @@ async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_n
 
 def test_hosts_on_other_machines_need_an_authority(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is reached by TLS"):
-        following((), Inventory((A,), file="fleet.yaml"), tmp_path / "trust")
+        fleet_targets((), Inventory((A,), file="fleet.yaml"), tmp_path / "trust")

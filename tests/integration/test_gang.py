@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fleet_agent.host.processes import read_stat
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
-from fleet_controller.core.gang import member_specs, placed
+from fleet_controller.core.gang import member_specs, spec_for_agent
 from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.yaml.findings import JobRejected
 from fleet_protos import events as ev
@@ -53,19 +53,19 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with working(tmp_path / "controller", agents) as here:
+async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[FleetController]:
+    async with start_controller(tmp_path / "controller", agents) as here:
         yield here.fleet
 
 
-async def submit(fleet: Fleet, *, tokens: int = 40, engine: str = "") -> tuple[str, str, str]:
+async def submit(fleet: FleetController, *, tokens: int = 40, engine: str = "") -> tuple[str, str, str]:
     """(job, lead, member)."""
     job_id = await fleet.submit(JOB.format(tokens=tokens, engine=engine), "job.yaml")
     (trial,) = (await fleet.job(job_id)).trials
     return job_id, trial.trial_id, f"{trial.trial_id}_n1"
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
     async with asyncio.timeout(limit_s):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -78,24 +78,24 @@ def is_at(phase: Phase, attempt: int = 1) -> Callable[[JobDetail], bool]:
     return lambda detail: (detail.trials[0].attempt, detail.trials[0].phase) == (attempt, phase)
 
 
-async def bodies(fleet: Fleet, trial_id: str, attempt: int, kind: type[Any]) -> list[Any]:
+async def bodies(fleet: FleetController, trial_id: str, attempt: int, kind: type[Any]) -> list[Any]:
     detail = await fleet.trial(trial_id, attempt, with_log=False)
     return [event.body for event in detail.events if isinstance(event.body, kind)]
 
 
-async def assert_nothing_left(fleet: Fleet, trial_id: str, attempt: int) -> None:
+async def assert_nothing_left(fleet: FleetController, trial_id: str, attempt: int) -> None:
     for launched in await bodies(fleet, trial_id, attempt, ev.ServerLaunched):
         stat = read_stat(launched.pid)
         assert stat is None or not stat.is_alive
     assert all(not stopped.left_over for stopped in await bodies(fleet, trial_id, attempt, ev.ServerStopped))
 
 
-async def kill(fleet: Fleet, trial_id: str, attempt: int = 1) -> None:
+async def kill(fleet: FleetController, trial_id: str, attempt: int = 1) -> None:
     (launched,) = await bodies(fleet, trial_id, attempt, ev.ServerLaunched)
     os.kill(launched.pid, signal.SIGKILL)
 
 
-async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: Fleet) -> None:
+async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet)
     detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
     assert (detail.job.state, detail.job.trials, [trial.message for trial in detail.trials]) == ("done", 1, [""])
@@ -108,14 +108,14 @@ async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: Fleet) ->
         await assert_nothing_left(fleet, node, 1)
 
 
-async def test_a_member_proves_the_variables_on_its_own_host(fleet: Fleet) -> None:
+async def test_a_member_proves_the_variables_on_its_own_host(fleet: FleetController) -> None:
     job_id, _, member = await submit(fleet, engine=", env: {NCCL_PROTO: LL}")
     await until(fleet, job_id, lambda detail: detail.job.is_over)
     (proved,) = await bodies(fleet, member, 1, ev.ConfigurationProved)
     assert (proved.env["NCCL_PROTO"], proved.gates) == ("LL", ())
 
 
-async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_tried_again(fleet: Fleet) -> None:
+async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_tried_again(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet, tokens=LONG)
     await until(fleet, job_id, is_at(Phase.WARMING))
     await kill(fleet, member)
@@ -131,7 +131,7 @@ async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_t
     await until(fleet, job_id, lambda detail: detail.job.is_over)
 
 
-async def test_a_lead_that_is_killed_ends_its_members(fleet: Fleet) -> None:
+async def test_a_lead_that_is_killed_ends_its_members(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet, tokens=LONG)
     await until(fleet, job_id, is_at(Phase.WARMING))
     await kill(fleet, lead)
@@ -143,7 +143,7 @@ async def test_a_lead_that_is_killed_ends_its_members(fleet: Fleet) -> None:
     await until(fleet, job_id, lambda detail: detail.job.is_over)
 
 
-async def test_a_cancel_ends_all_nodes(fleet: Fleet) -> None:
+async def test_a_cancel_ends_all_nodes(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet, tokens=LONG)
     await until(fleet, job_id, is_at(Phase.WARMING))
     assert await fleet.cancel(job_id) == 1
@@ -153,7 +153,7 @@ async def test_a_cancel_ends_all_nodes(fleet: Fleet) -> None:
         await assert_nothing_left(fleet, node, 1)
 
 
-async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fleet: Fleet) -> None:
+async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet, engine=", env: {HF_TOKEN: 'secret://only_a'}")
     detail = await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
     (trial,) = detail.trials
@@ -180,7 +180,7 @@ async def test_an_agent_that_forgot_its_part_ends_the_others_and_all_is_tried_ag
 ) -> None:
     """The second host comes back without its journal: nobody will ever tell the end of its part."""
     lead, member = pair
-    async with working(tmp_path / "controller", [lead.address, member.address]) as here:
+    async with start_controller(tmp_path / "controller", [lead.address, member.address]) as here:
         job_id = await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
         await until(here.fleet, job_id, lambda _: bool(lead.started and member.started), SOON_S)
         await member.down()
@@ -197,11 +197,11 @@ async def test_an_agent_that_forgot_its_part_ends_the_others_and_all_is_tried_ag
 
 async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]) -> None:
     lead, member = pair
-    async with working(tmp_path / "controller", [lead.address, member.address]) as here:
+    async with start_controller(tmp_path / "controller", [lead.address, member.address]) as here:
         job_id = await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
         await until(here.fleet, job_id, lambda _: bool(lead.started and member.started), SOON_S)
     lead.end(lead.started[0])
-    async with working(tmp_path / "controller", [lead.address, member.address]) as here:
+    async with start_controller(tmp_path / "controller", [lead.address, member.address]) as here:
         detail = await until(here.fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
     assert (detail.job.state, detail.trials[0].attempt, set(member.cancelled)) == ("done", 1, {(member.started[0].trial_id, 1)})
 
@@ -209,14 +209,14 @@ async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(tmp_path
 async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]) -> None:
     lead, far = pair
     far.labels = {"address": "10.0.0.2"}
-    async with working(tmp_path / "controller", [lead.address, far.address]) as here:
+    async with start_controller(tmp_path / "controller", [lead.address, far.address]) as here:
         with pytest.raises(ConfigError, match="nothing says where host there reaches host here"):
             await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
     assert lead.started == far.started == []
 
 
 async def test_one_host_alone_is_refused(agents: list[str], tmp_path: Path) -> None:
-    async with working(tmp_path / "controller", agents[:1]) as here:
+    async with start_controller(tmp_path / "controller", agents[:1]) as here:
         with pytest.raises(JobRejected, match="one server takes 2 hosts, and there is 1: host-a"):
             await submit(here.fleet)
 
@@ -226,7 +226,7 @@ async def test_a_member_that_nobody_ends_gives_its_gpus_back_at_its_limit(agents
     engine = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 16}, gpus=8, stop_timeout_s=1.0, gang=Gang(2, hold_limit_s=1.0))
     workload = Workload("single", concurrency=1, prompts="builtin:chat", output_tokens=LONG, api="chat")
     lead = TrialSpec("alone", job_id="j", host="host-a", engine=engine, workloads=(workload,))
-    nodes = [placed(spec, 1, "127.0.0.1") for spec in (lead, *member_specs(lead, ["host-b"]))]
+    nodes = [spec_for_agent(spec, 1, "127.0.0.1") for spec in (lead, *member_specs(lead, ["host-b"]))]
     ends = []
     for spec, address in zip(nodes, agents, strict=True):
         await _started(spec, address)

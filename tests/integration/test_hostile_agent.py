@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
 from fleet_protos import events as ev
 from fleet_protos.errors import HostUnreachable
@@ -42,7 +42,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await agent.down()
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -51,7 +51,7 @@ async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) 
     return await fleet.job(job_id)
 
 
-async def first_started(fleet: Fleet, job_id: str, agent: FakeAgent) -> TrialSpec:
+async def first_started(fleet: FleetController, job_id: str, agent: FakeAgent) -> TrialSpec:
     await until(fleet, job_id, lambda _: bool(agent.started))
     return agent.started[0]
 
@@ -67,7 +67,7 @@ async def test_no_file_is_asked_for_or_written_but_those_of_the_attempt(
     tmp_path: Path, agent: FakeAgent, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        async with working(tmp_path / "controller", [agent.address]) as here:
+        async with start_controller(tmp_path / "controller", [agent.address]) as here:
             job_id = await here.fleet.submit(JOB, "job.yaml")
             spec = await first_started(here.fleet, job_id, agent)
             name = name.format(trial=spec.trial_id)
@@ -88,7 +88,7 @@ async def test_an_agent_tells_nothing_of_the_trial_of_another_host(
     await other.up()
     try:
         with caplog.at_level(logging.WARNING):
-            async with working(tmp_path / "controller", [agent.address, other.address]) as here:
+            async with start_controller(tmp_path / "controller", [agent.address, other.address]) as here:
                 job_id = await here.fleet.submit(JOB, "job.yaml")
                 mine, theirs = await first_started(here.fleet, job_id, agent), await first_started(here.fleet, job_id, other)
                 for body in (run_of(theirs, 1, tok_s=1e9), ev.TrialOver(Outcome.OK)):
@@ -116,7 +116,7 @@ IMPOSSIBLE = [
 async def test_an_event_that_cannot_be_is_dropped_and_the_next_one_counts(
     tmp_path: Path, agent: FakeAgent, odd: dict[str, object]
 ) -> None:
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
         agent.tell(spec, ev.WarmedUp("w", 1))
@@ -127,7 +127,7 @@ async def test_an_event_that_cannot_be_is_dropped_and_the_next_one_counts(
 
 
 async def test_texts_without_end_are_cut_and_stored(tmp_path: Path, agent: FakeAgent) -> None:
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
         agent.end(spec, ev.TrialOver(Outcome.FAILED, failure_class="c\0" + "x" * 999, message="\x1b[2J\0" + "m" * 3_000_000))
@@ -145,7 +145,7 @@ async def test_an_agent_that_is_none_of_ours_is_not_followed(tmp_path: Path, odd
     agent = FakeAgent(f"unix:{tmp_path}/a.sock", **odd)
     await agent.up()
     try:
-        async with working(tmp_path / "controller", [agent.address], first_contact_s=0.5) as here:
+        async with start_controller(tmp_path / "controller", [agent.address], first_contact_s=0.5) as here:
             with pytest.raises(HostUnreachable, match="agent at"):
                 await here.fleet.submit(JOB, "job.yaml")
             (status,) = await here.fleet.hosts()
@@ -171,7 +171,7 @@ async def test_what_one_attempt_tells_has_an_end(tmp_path: Path, agent: FakeAgen
     ear = Ear("has told more than")
     logging.getLogger("fleet_controller").addHandler(ear)
     try:
-        async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+        async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
             job_id = await here.fleet.submit(JOB, "job.yaml")
             spec = await first_started(here.fleet, job_id, agent)
             for _ in range(30):

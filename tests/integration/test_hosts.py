@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.cli.commands.hosts import Action
 from fleet_controller.cli.commands.hosts_drain import check, drain, undrain
 from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import JobDetail
-from fleet_controller.hosts.targets import Following, peers
+from fleet_controller.hosts.targets import FleetTargets, targets_of
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind, ExitCode, NotFound
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
@@ -58,13 +58,13 @@ async def agents(tmp_path: Path) -> AsyncIterator[list[FakeAgent]]:
 
 
 @asynccontextmanager
-async def controller(folder: Path, agents: list[FakeAgent], probe_first_s: float = 60.0) -> AsyncIterator[Fleet]:
-    follow = replace(Following(peers([agent.address for agent in agents])), probe_first_s=probe_first_s)
-    async with working(folder / "controller", follow) as here:
+async def controller(folder: Path, agents: list[FakeAgent], probe_first_s: float = 60.0) -> AsyncIterator[FleetController]:
+    follow = replace(FleetTargets(targets_of([agent.address for agent in agents])), probe_first_s=probe_first_s)
+    async with start_controller(folder / "controller", follow) as here:
         yield here.fleet
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -73,11 +73,11 @@ async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) 
     return await fleet.job(job_id)
 
 
-async def done(fleet: Fleet, job_id: str) -> JobDetail:
+async def done(fleet: FleetController, job_id: str) -> JobDetail:
     return await until(fleet, job_id, lambda detail: detail.job.is_over)
 
 
-async def started(fleet: Fleet, job_id: str, agent: FakeAgent, count: int) -> list[TrialSpec]:
+async def started(fleet: FleetController, job_id: str, agent: FakeAgent, count: int) -> list[TrialSpec]:
     await until(fleet, job_id, lambda _: len(agent.started) >= count)
     return agent.started
 
@@ -294,7 +294,7 @@ async def test_an_agent_that_cannot_look_at_its_host_is_told_and_was_reached(tmp
 async def test_a_check_ends_with_what_it_found_as_exit_code(
     tmp_path: Path, agents: list[FakeAgent], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with working(tmp_path / "controller", [agent.address for agent in agents]) as here, ControllerClient(here.address) as remote:
+    async with start_controller(tmp_path / "controller", [agent.address for agent in agents]) as here, ControllerClient(here.address) as remote:
         await done(here.fleet, await here.fleet.submit(job(), "job.yaml"))
 
         async def code(action: Action, *hosts: str, reason: str = "") -> int:

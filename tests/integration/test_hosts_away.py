@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
-from fleet_controller.core.give_up import given_up
-from fleet_controller.core.trial_state import GIVEN_UP, Attempt, Trial
+from fleet_controller.core.give_up import attempts_to_give_up
+from fleet_controller.core.trial_state import HOST_GIVEN_UP, Attempt, Trial
 from fleet_controller.hosts import host_timeouts
-from fleet_controller.hosts.targets import Following, peers
+from fleet_controller.hosts.targets import FleetTargets, targets_of
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Artifact, Outcome, Phase, TrialSpec
 from tests.fakes.agent import FakeAgent, run_of
@@ -43,22 +43,22 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 
 
 @asynccontextmanager
-async def controller(folder: Path, *agents: FakeAgent, patience_s: float = 1.0) -> AsyncIterator[Fleet]:
-    follow = Following(peers(agent.address for agent in agents), give_up_after_s=patience_s)
-    async with working(folder / "controller", follow) as here:
+async def controller(folder: Path, *agents: FakeAgent, patience_s: float = 1.0) -> AsyncIterator[FleetController]:
+    follow = FleetTargets(targets_of(agent.address for agent in agents), give_up_after_s=patience_s)
+    async with start_controller(folder / "controller", follow) as here:
         yield here.fleet
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
     return await eventually(lambda: fleet.job(job_id), wanted)
 
 
-async def started(fleet: Fleet, job_id: str, agent: FakeAgent, count: int = 1) -> list[TrialSpec]:
+async def started(fleet: FleetController, job_id: str, agent: FakeAgent, count: int = 1) -> list[TrialSpec]:
     await until(fleet, job_id, lambda _: len(agent.started) >= count)
     return agent.started
 
 
-async def gave_up(fleet: Fleet, agent: FakeAgent) -> tuple[str, TrialSpec]:
+async def gave_up(fleet: FleetController, agent: FakeAgent) -> tuple[str, TrialSpec]:
     """A job of which one trial runs on a host that goes away for good, as far as anybody knows."""
     job_id = await fleet.submit(JOB, "job.yaml")
     (spec,) = await started(fleet, job_id, agent)
@@ -67,7 +67,7 @@ async def gave_up(fleet: Fleet, agent: FakeAgent) -> tuple[str, TrialSpec]:
     await agent.down()
     detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
     assert [(trial.outcome, trial.kind, trial.failure_class) for trial in detail.trials] == [
-        (Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, GIVEN_UP)
+        (Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP)
     ] * 2
     assert detail.job.state == "failed"
     assert all(trial.message.startswith("host here has been away for ") for trial in detail.trials)
@@ -102,7 +102,7 @@ async def test_what_was_measured_meanwhile_counts_after_all(tmp_path: Path, agen
         await agent.up()
         detail = await until(fleet, job_id, lambda detail: detail.trials[0].outcome is Outcome.OK)
         assert (detail.trials[0].runs, detail.trials[0].attempt, detail.trials[0].failure_class) == (3, 1, "")
-        assert detail.trials[1].failure_class == GIVEN_UP, "what never began stays unmeasured"
+        assert detail.trials[1].failure_class == HOST_GIVEN_UP, "what never began stays unmeasured"
         assert [run.run.index for run in (await fleet.results(job_id)).runs] == [1, 2, 3]
         assert len(agent.started) == 1
 
@@ -114,11 +114,11 @@ async def test_what_still_runs_there_is_ended_and_keeps_its_reason(tmp_path: Pat
         await until(fleet, job_id, lambda _: bool(agent.cancelled) and agent.acknowledged == len(agent.journal))
         assert agent.cancelled == [(spec.trial_id, 1)]
         detail = await fleet.job(job_id)
-        assert (detail.trials[0].outcome, detail.trials[0].failure_class) == (Outcome.FAILED, GIVEN_UP)
+        assert (detail.trials[0].outcome, detail.trials[0].failure_class) == (Outcome.FAILED, HOST_GIVEN_UP)
         assert detail.job.state == "failed"
 
 
-async def cancelled_while_away(fleet: Fleet, agent: FakeAgent) -> tuple[str, TrialSpec]:
+async def cancelled_while_away(fleet: FleetController, agent: FakeAgent) -> tuple[str, TrialSpec]:
     """A job of which one trial runs on a host that went away, and that was cancelled then."""
     job_id = await fleet.submit(JOB, "job.yaml")
     (spec,) = await started(fleet, job_id, agent)
@@ -170,7 +170,7 @@ async def test_a_controller_that_was_started_anew_waits_as_long_again(tmp_path: 
     await agent.down()
     async with controller(tmp_path, agent) as fleet:
         detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
-        assert {trial.failure_class for trial in detail.trials} == {GIVEN_UP}
+        assert {trial.failure_class for trial in detail.trials} == {HOST_GIVEN_UP}
 
 
 async def test_files_of_an_attempt_are_let_go_when_they_are_all_here_and_not_before(tmp_path: Path, agent: FakeAgent) -> None:
@@ -217,19 +217,19 @@ OK = Attempt(1, "a", Phase.OVER, Outcome.OK)
     ],
 )
 def test_only_what_needs_a_host_that_is_away_is_given_up(waits: Trial, expected: list[tuple[str, int]]) -> None:
-    ends = list(given_up([waits], {"gone": 61.0, "late": 59.0, "": 5.0}, 60.0, 9))
+    ends = list(attempts_to_give_up([waits], {"gone": 61.0, "late": 59.0, "": 5.0}, 60.0, 9))
     assert [(end.trial_id, end.attempt.number) for end in ends] == expected
-    assert all(end.attempt.is_over and end.attempt.failure_class == GIVEN_UP for end in ends)
+    assert all(end.attempt.is_over and end.attempt.failure_class == HOST_GIVEN_UP for end in ends)
 
 
 def test_a_trial_that_any_host_may_take_is_given_up_when_all_that_match_are_away() -> None:
-    (end,) = given_up([trial("")], {"": 3660.0}, 3600.0, 9)
+    (end,) = attempts_to_give_up([trial("")], {"": 3660.0}, 3600.0, 9)
     assert end.attempt.message == "every host that the job may go to has been away for 61 min; it is waited for 60 min"
 
 
 def test_what_was_given_up_is_not_given_up_again() -> None:
     trials = {"t": trial("gone", LOST)}
     for _ in itertools.repeat(None, 3):
-        for end in given_up(trials.values(), {"gone": 61.0}, 60.0, 9):
-            trials[end.trial_id] = trials[end.trial_id].changed(end.attempt)
+        for end in attempts_to_give_up(trials.values(), {"gone": 61.0}, 60.0, 9):
+            trials[end.trial_id] = trials[end.trial_id].with_attempt(end.attempt)
     assert [attempt.number for attempt in trials["t"].attempts] == [1, 2]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
 from fleet_protos.trial_types import Outcome, Phase
 from tests.fakes.two_hosts import HOSTS, two_hosts
@@ -41,12 +41,12 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-async def fleet(agents: list[str], state: Path) -> AsyncIterator[Fleet]:
-    async with working(state, agents) as here:
+async def fleet(agents: list[str], state: Path) -> AsyncIterator[FleetController]:
+    async with start_controller(state, agents) as here:
         yield here.fleet
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -55,7 +55,7 @@ async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool]) 
     return await fleet.job(job_id)
 
 
-async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(fleet: Fleet) -> None:
+async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(fleet: FleetController) -> None:
     job_id = await fleet.submit(JOB.format(gpus=4, launches=1, hosts=f"share: true, names: [{HOSTS[0]}]"), "job.yaml")
     detail = await until(fleet, job_id, lambda detail: all(trial.phase >= Phase.LAUNCHING for trial in detail.trials))
     running = {trial.trial_id for trial in detail.trials if trial.phase < Phase.OVER}
@@ -71,7 +71,7 @@ async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(fleet:
     assert all("shared_host" in [gate.code for gate in run.gates] and not run.void for run in runs)
 
 
-async def test_blocks_of_any_host_are_spread_over_free_hosts(fleet: Fleet) -> None:
+async def test_blocks_of_any_host_are_spread_over_free_hosts(fleet: FleetController) -> None:
     job_id = await fleet.submit(JOB.format(gpus=8, launches=2, hosts="placement: any_host"), "job.yaml")
     ended = await until(fleet, job_id, lambda detail: detail.job.is_over)
     assert ended.job.state == "done"

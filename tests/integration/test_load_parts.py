@@ -18,13 +18,13 @@ import pytest
 from fleet_agent.load.cluster.membership import ClusterSecrets, Membership, MembershipFiles
 from fleet_agent.load.cluster_roles import ClusterRoles
 from fleet_controller.hosts.agent_client import AgentClient, LoadPart
-from fleet_controller.pki.load_cluster_ca import ClusterTrust
+from fleet_controller.pki.load_cluster_ca import LoadClusterAuthority
 from fleet_protos.errors import ConfigError, Conflict, Superseded
 from fleet_protos.trial_types import LoadPlan, TrialSpec
 from tests.fakes.two_hosts import agent
 
 LEAD = "127.0.0.1:9"  # nothing listens there
-TRUST = ClusterTrust(datetime.now(UTC))
+TRUST = LoadClusterAuthority(datetime.now(UTC))
 ISSUED = TRUST.issue("load1", "127.0.0.1")
 SECRETS = ClusterSecrets(TRUST.token, TRUST.authority_pem.decode(), ISSUED.certificate_pem.decode(), ISSUED.key_pem.decode())
 PART = Membership("trial", 2, "load1", "127.0.0.1", LEAD, cores=1, hold_limit_s=600)

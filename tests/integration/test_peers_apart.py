@@ -13,15 +13,15 @@ import grpc
 import pytest
 from grpc import aio
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.app.service import ControllerService
 from fleet_controller.cli.commands.up import connected_hosts_lines
 from fleet_controller.cli.controller_client import ControllerClient
-from fleet_controller.core.compatibility import clock_remark, not_understood
+from fleet_controller.core.compatibility import agent_incompatibility, clock_warning
 from fleet_controller.core.controller_api import HostStatus, JobDetail
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.hosts.targets import Following, Peer, Ways, without_tls
+from fleet_controller.hosts.targets import AgentTarget, FleetTargets, HostAccess, without_tls
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, ErrorKind
 from fleet_protos.protocol_version import PROTOCOL
@@ -55,19 +55,19 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path, agent: FakeAgent) -> AsyncIterator[Fleet]:
-    async with working(tmp_path / "controller", [agent.address]) as here:
+async def fleet(tmp_path: Path, agent: FakeAgent) -> AsyncIterator[FleetController]:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         yield here.fleet
 
 
-async def over(fleet: Fleet, job_id: str) -> JobDetail:
+async def over(fleet: FleetController, job_id: str) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             pass
     return await fleet.job(job_id)
 
 
-async def listed(fleet: Fleet, state: str) -> HostStatus:
+async def listed(fleet: FleetController, state: str) -> HostStatus:
     return (await eventually(fleet.hosts, lambda hosts: hosts[0].state == state))[0]
 
 
@@ -75,7 +75,7 @@ async def listed(fleet: Fleet, state: str) -> HostStatus:
 async def test_an_agent_one_minor_away_is_worked_with(tmp_path: Path, agent: FakeAgent, protocol: int) -> None:
     agent.protocol, agent.by_itself = protocol, False
     agent.extra = OF_TOMORROW if protocol > PROTOCOL else b""
-    async with working(tmp_path / "controller", [agent.address]) as here:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         for number in (1, 2):
             await eventually(lambda: here.fleet.job(job_id), lambda _, number=number: len(agent.started) == number)
@@ -92,7 +92,7 @@ async def test_an_agent_one_minor_away_is_worked_with(tmp_path: Path, agent: Fak
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL + 2, PROTOCOL + 9])
-async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(fleet: Fleet, agent: FakeAgent, protocol: int) -> None:
+async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(fleet: FleetController, agent: FakeAgent, protocol: int) -> None:
     await listed(fleet, "connected")
     await agent.down()
     agent.protocol = protocol
@@ -113,9 +113,9 @@ async def test_a_host_of_another_controller_is_never_told_to_be_connected(tmp_pa
     async def reach(_: FleetHost) -> str:
         return agent.address
 
-    follow = Following((Peer(agent.address, FleetHost("here")),), Ways(reach, without_tls))
-    async with working(tmp_path / "controller", follow) as here:
-        await here.fleet.expect_agents()
+    follow = FleetTargets((AgentTarget(agent.address, FleetHost("here")),), HostAccess(reach, without_tls))
+    async with start_controller(tmp_path / "controller", follow) as here:
+        await here.fleet.wait_for_agents()
         (status,) = await here.fleet.hosts()
         assert (status.state, "belongs to controller a01e — end that one first" in status.message) == ("unreachable", True)
         lines = connected_hosts_lines(await here.fleet.hosts(), "fleet.yaml")
@@ -135,8 +135,8 @@ async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(t
         if revoked:
             raise ConfigError(f"the certificate of host {host} was revoked", f"fleetctl deploy {host} gives it a new one")
 
-    follow = Following((Peer(agent.address, FleetHost("here")),), Ways(reach, proofs))
-    async with working(tmp_path / "controller", follow) as here:
+    follow = FleetTargets((AgentTarget(agent.address, FleetHost("here")),), HostAccess(reach, proofs))
+    async with start_controller(tmp_path / "controller", follow) as here:
         await listed(here.fleet, "connected")
         revoked.append("here")
         await agent.down()
@@ -148,8 +148,8 @@ async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(t
 
 
 def test_an_agent_that_is_too_old_is_deployed_anew() -> None:
-    assert not_understood("gpu01", "0.1.0", 3, ours=5)[1] == "fleetctl deploy gpu01"
-    assert not_understood("gpu01", "0.1.0", 4, ours=5) == ("", "")
+    assert agent_incompatibility("gpu01", "0.1.0", 3, ours=5)[1] == "fleetctl deploy gpu01"
+    assert agent_incompatibility("gpu01", "0.1.0", 4, ours=5) == ("", "")
 
 
 @pytest.mark.parametrize("ahead_s", [-86_400.0, -3.0, 3.0, 86_400.0])
@@ -158,7 +158,7 @@ async def test_a_clock_that_is_off_is_told_and_changes_nothing(
 ) -> None:
     agent.ahead_s, agent.by_itself = ahead_s, False
     with caplog.at_level(logging.WARNING):
-        async with working(tmp_path / "controller", [agent.address]) as here:
+        async with start_controller(tmp_path / "controller", [agent.address]) as here:
             job_id = await here.fleet.submit(JOB, "job.yaml")
             await eventually(lambda: here.fleet.job(job_id), lambda _: bool(agent.started))
             agent.end(agent.started[0], ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "killed", "gone"))  # tried again after 1 s
@@ -170,17 +170,17 @@ async def test_a_clock_that_is_off_is_told_and_changes_nothing(
     assert (detail.job.state, sorted(trial.attempt for trial in detail.trials)) == ("done", [1, 2])
     assert 0.9 < took_s < 10
     assert status.clock_ahead_s == pytest.approx(ahead_s, abs=0.5)
-    assert clock_remark(ahead_s) in status.message
-    assert clock_remark(ahead_s) in caplog.text
+    assert clock_warning(ahead_s) in status.message
+    assert clock_warning(ahead_s) in caplog.text
 
 
 @pytest.mark.parametrize(("ahead_s", "told"), [(0.0, ""), (1.9, ""), (-2.0, ""), (2.5, "is 2.5 s ahead"), (-7200, "2.0 h behind")])
 def test_only_a_clock_that_is_far_off_is_remarked_on(ahead_s: float, told: str) -> None:
-    assert told in clock_remark(ahead_s)
-    assert bool(clock_remark(ahead_s)) == bool(told)
+    assert told in clock_warning(ahead_s)
+    assert bool(clock_warning(ahead_s)) == bool(told)
 
 
-async def test_a_host_without_room_waits_and_no_attempt_is_spent(fleet: Fleet, agent: FakeAgent) -> None:
+async def test_a_host_without_room_waits_and_no_attempt_is_spent(fleet: FleetController, agent: FakeAgent) -> None:
     agent.takes_no_trials = "the disk of /state has 3 MiB free, a trial needs 64 MiB"
     told = f"takes no new trials: {agent.takes_no_trials}"
     await eventually(fleet.hosts, lambda hosts: told in hosts[0].message and hosts[0].state == "connected")
@@ -195,7 +195,7 @@ async def test_a_host_without_room_waits_and_no_attempt_is_spent(fleet: Fleet, a
 class Breaking(ControllerService):
     """A controller's door whose answers to the first submits are lost on the way."""
 
-    def __init__(self, fleet: Fleet, lost: int) -> None:
+    def __init__(self, fleet: FleetController, lost: int) -> None:
         super().__init__(fleet)
         self.lost = lost
 
@@ -207,7 +207,7 @@ class Breaking(ControllerService):
         return answer
 
 
-async def test_a_submit_whose_answer_is_lost_makes_one_job(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_submit_whose_answer_is_lost_makes_one_job(fleet: FleetController, tmp_path: Path) -> None:
     server = aio.server()
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(Breaking(fleet, 2), server)
     address = bind_server(server, f"unix:{tmp_path}/breaking.sock")
@@ -227,7 +227,7 @@ async def test_a_submit_whose_answer_is_lost_makes_one_job(fleet: Fleet, tmp_pat
 async def test_a_submit_with_the_same_key_is_the_same_job_after_a_restart_too(tmp_path: Path, agent: FakeAgent) -> None:
     made = []
     for _ in range(2):
-        async with working(tmp_path / "controller", [agent.address]) as here:
+        async with start_controller(tmp_path / "controller", [agent.address]) as here:
             made += [await here.fleet.submit(JOB, "job.yaml", False, "key") for _ in range(2)]
             await over(here.fleet, made[0])
             assert len(await here.fleet.jobs()) == 1

@@ -17,7 +17,7 @@ import pytest
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.cluster.membership import ClusterSecrets, Membership, MembershipFiles
 from fleet_agent.load.cluster.relay_launcher import RelayLauncher
-from fleet_controller.pki.load_cluster_ca import ClusterTrust
+from fleet_controller.pki.load_cluster_ca import LoadClusterAuthority
 from fleet_protos.errors import LoadError
 
 LIMIT_S = 20.0
@@ -26,7 +26,7 @@ PART = Membership("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9")
 
 def cluster(folder: Path) -> MembershipFiles:
     """The files of one host of a cluster of its own."""
-    trust = ClusterTrust(datetime.now(UTC))
+    trust = LoadClusterAuthority(datetime.now(UTC))
     issued = trust.issue("lead", "127.0.0.1")
     files = MembershipFiles(folder)
     files.write(PART, ClusterSecrets(trust.token, trust.authority_pem.decode(), issued.certificate_pem.decode(), issued.key_pem.decode()))

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import event
 
 from benchmarks.full_store import add_finished, spec_of
-from fleet_controller.jobs.queries import StoredJobs
-from fleet_controller.jobs.state_writer import Desk
+from fleet_controller.jobs.queries import ReadOnlyController
+from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.store.store import JobRow, Store
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import Outcome
@@ -41,11 +41,11 @@ def filled(folder: Path, trials: int) -> Store:
     return store
 
 
-async def start(folder: Path, trials: int) -> tuple[Counter[str], Desk]:
+async def start(folder: Path, trials: int) -> tuple[Counter[str], StateWriter]:
     """What is asked while a controller reads its jobs."""
     store = filled(folder, trials)
     asked = Asked(store)
-    desk = Desk(store, RunSeries())
+    desk = StateWriter(store, RunSeries())
     await desk.load()
     desk.close()
     store.close()
@@ -58,8 +58,8 @@ async def test_a_start_asks_as_much_of_a_store_with_many_trials_as_of_one_with_f
     assert many == few
     assert max(many.values()) <= JOBS + 2, "at most once a job"
     assert not [statement for statement in many if "from events" in statement.lower() or "from runs" in statement.lower()]
-    assert list(desk.board.jobs) == ["waits"], "what is over is not kept in memory"
-    assert len(desk.board.jobs["waits"].trials) == 100
+    assert list(desk.job_index.jobs) == ["waits"], "what is over is not kept in memory"
+    assert len(desk.job_index.jobs["waits"].trials) == 100
 
 
 @pytest.mark.parametrize("ask", ["ls", "show"])
@@ -67,7 +67,7 @@ async def test_lists_ask_as_much_of_a_store_with_many_trials_as_of_one_with_few(
     counts = []
     for trials in (4, 100):
         store = filled(tmp_path / str(trials), trials)
-        asked, jobs = Asked(store), StoredJobs(store, tmp_path)
+        asked, jobs = Asked(store), ReadOnlyController(store, tmp_path)
         if ask == "ls":
             assert {job.trials for job in await jobs.jobs()} == {trials}
         else:

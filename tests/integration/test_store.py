@@ -19,13 +19,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.quarantine import Failed, HostRecord
-from fleet_controller.core.schedule_inputs import waiting_of
-from fleet_controller.core.trial_state import GIVEN_UP, Attempt
+from fleet_controller.core.quarantine import HostFailure, HostRecord
+from fleet_controller.core.schedule_inputs import waiting_job_of
+from fleet_controller.core.trial_state import HOST_GIVEN_UP, Attempt
 from fleet_controller.store import database
 from fleet_controller.store.store import JobRow, Store
 from fleet_controller.store.tables import metadata
-from fleet_controller.store.writer_lock import claimed
+from fleet_controller.store.writer_lock import hold_writer_lock
 from fleet_protos import events as ev
 from fleet_protos.codec import to_json
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind
@@ -131,7 +131,7 @@ def test_a_job_and_its_trials_come_back_as_they_were_put_in(store: Store, addres
 
 def test_an_outline_is_the_trial_without_what_is_launched(store: Store) -> None:
     store.save_attempt([SPECS[1].trial_id], Attempt(1, phase=Phase.MEASURING))
-    whole, outlines = store.trials("job-1"), store.outlines("job-1")
+    whole, outlines = store.trials("job-1"), store.trial_outlines("job-1")
     assert [trial.attempts for trial in outlines] == [trial.attempts for trial in whole]
     for field in ("trial_id", "job_id", "variant", "host", "block"):
         assert [getattr(trial.spec, field) for trial in outlines] == [getattr(trial.spec, field) for trial in whole]
@@ -139,55 +139,55 @@ def test_an_outline_is_the_trial_without_what_is_launched(store: Store) -> None:
 
 def test_an_event_told_twice_is_stored_once(store: Store) -> None:
     event = told(3, ev.RunFinished(RUN))
-    first = store.record("agent", "here", event)
+    first = store.record_event("agent", "here", event)
     assert first is not None
     assert first.runs == 1
-    assert store.record("agent", "here", event) is None
+    assert store.record_event("agent", "here", event) is None
     assert [stored.run for stored in store.runs("job-1")] == [RUN]
     assert store.events(SPECS[0].trial_id, 1) == [event]
     assert store.last_sequence("agent") == 3
 
 
 def test_the_same_sequence_of_another_agent_is_another_event(store: Store) -> None:
-    store.record("old", "here", told(1, ev.TrialAccepted(SPECS[0])))
-    assert store.record("new", "here", replace(told(1, ev.TrialAccepted(SPECS[0])), attempt=2)) is not None
+    store.record_event("old", "here", told(1, ev.TrialAccepted(SPECS[0])))
+    assert store.record_event("new", "here", replace(told(1, ev.TrialAccepted(SPECS[0])), attempt=2)) is not None
     assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1, 2]
 
 
 def test_what_cannot_be_stored_leaves_nothing_half_written(store: Store) -> None:
     with pytest.raises(ValueError, match="out of range"):
-        store.record("agent", "here", told(1, ev.RunFinished(replace(RUN, index=1 << 40))))
+        store.record_event("agent", "here", told(1, ev.RunFinished(replace(RUN, index=1 << 40))))
     assert store.last_sequence("agent") == 0
     assert store.events(SPECS[0].trial_id, 1) == []
     assert store.find_trial(SPECS[0].trial_id).attempts == ()
 
 
 def test_a_run_that_is_told_again_under_another_number_counts_once(store: Store) -> None:
-    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
-    store.record("agent", "here", told(2, ev.RunFinished(replace(RUN, metrics={"output_tok_s": 1.0}))))
+    store.record_event("agent", "here", told(1, ev.RunFinished(RUN)))
+    store.record_event("agent", "here", told(2, ev.RunFinished(replace(RUN, metrics={"output_tok_s": 1.0}))))
     assert [stored.run for stored in store.runs("job-1")] == [RUN]
-    assert store.wanted_artifacts("agent") == [RUN.artifact]
+    assert store.missing_artifacts("agent") == [RUN.artifact]
     assert store.last_sequence("agent") == 2
 
 
 def test_an_event_of_a_trial_of_another_store_is_passed_over(store: Store) -> None:
-    assert store.record("agent", "here", replace(told(9, ev.AgentRestarted()), trial_id="foreign")) is None
+    assert store.record_event("agent", "here", replace(told(9, ev.AgentRestarted()), trial_id="foreign")) is None
     assert store.last_sequence("agent") == 9
 
 
 def test_runs_carry_the_outcome_of_their_attempt(store: Store) -> None:
-    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
-    store.record("agent", "here", told(2, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "m"), Phase.OVER))
+    store.record_event("agent", "here", told(1, ev.RunFinished(RUN)))
+    store.record_event("agent", "here", told(2, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "m"), Phase.OVER))
     (run,) = store.runs("job-1")
     assert (run.variant, run.host, run.block, run.attempt, run.trial_outcome) == ("v1", "here", 1, 1, Outcome.FAILED)
 
 
 def test_artifacts_are_owed_until_they_were_fetched(store: Store) -> None:
-    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
-    assert store.wanted_artifacts("agent") == [RUN.artifact]
-    assert store.wanted_artifacts("other") == []
-    store.artifact_fetched(RUN.artifact.name)
-    assert store.wanted_artifacts("agent") == []
+    store.record_event("agent", "here", told(1, ev.RunFinished(RUN)))
+    assert store.missing_artifacts("agent") == [RUN.artifact]
+    assert store.missing_artifacts("other") == []
+    store.mark_artifact_fetched(RUN.artifact.name)
+    assert store.missing_artifacts("agent") == []
 
 
 def test_an_attempt_is_written_and_written_over(store: Store) -> None:
@@ -200,7 +200,7 @@ def test_an_attempt_is_written_and_written_over(store: Store) -> None:
 
 def test_an_attempt_that_nobody_began_becomes_none(store: Store) -> None:
     store.save_attempt([SPECS[0].trial_id], Attempt(1))
-    assert store.record("agent", "here", replace(told(1, ev.RunFinished(RUN)), attempt=7)) is None
+    assert store.record_event("agent", "here", replace(told(1, ev.RunFinished(RUN)), attempt=7)) is None
     assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1]
     assert (store.attempt(SPECS[0].trial_id, 7), store.last_sequence("agent")) == (None, 1)
 
@@ -208,21 +208,21 @@ def test_an_attempt_that_nobody_began_becomes_none(store: Store) -> None:
 @pytest.mark.parametrize("newer", [False, True])
 def test_an_end_that_comes_after_its_attempt_was_given_up_counts_unless_a_newer_one_was_begun(store: Store, newer: bool) -> None:
     trial_id = SPECS[0].trial_id
-    given_up = Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, GIVEN_UP, "away")
+    given_up = Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP, "away")
     store.save_attempt([trial_id], given_up)
     if newer:
         store.save_attempt([trial_id], Attempt(2))
-    store.record("agent", "here", told(1, ev.RunFinished(RUN)))
-    after = store.record("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER))
+    store.record_event("agent", "here", told(1, ev.RunFinished(RUN)))
+    after = store.record_event("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER))
     assert after == store.attempt(trial_id, 1)
     assert (after.outcome, after.runs) == (Outcome.FAILED if newer else Outcome.OK, 1)
     assert [(run.attempt, run.trial_outcome) for run in store.runs("job-1")] == [(1, after.outcome)]
-    assert store.record("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER)) is None
+    assert store.record_event("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER)) is None
 
 
 def test_a_store_put_back_to_an_earlier_day_takes_the_attempt_that_it_forgot(store: Store) -> None:
     store.save_attempt([SPECS[0].trial_id], Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.LOAD_FAILED))
-    assert store.record("agent", "here", replace(told(9, ev.TrialOver(Outcome.OK), Phase.OVER), attempt=2)) is not None
+    assert store.record_event("agent", "here", replace(told(9, ev.TrialOver(Outcome.OK), Phase.OVER), attempt=2)) is not None
     assert store.find_trial(SPECS[0].trial_id).newest.outcome is Outcome.OK  # type: ignore[union-attr]
 
 
@@ -232,15 +232,15 @@ def test_a_controller_that_was_replaced_writes_nothing_more(store: Store, addres
     second = newer.take_over()
     assert (second.controller_id, second.epoch) == (first.controller_id, first.epoch + 1)
     for write in (
-        lambda: store.record("agent", "here", told(1, ev.RunFinished(RUN))),
+        lambda: store.record_event("agent", "here", told(1, ev.RunFinished(RUN))),
         lambda: store.save_attempt([SPECS[0].trial_id], Attempt(1)),
         lambda: store.cancel_job("job-1"),
-        lambda: store.artifact_fetched("x"),
+        lambda: store.mark_artifact_fetched("x"),
     ):
         with pytest.raises(Conflict, match="another controller has taken over the store"):
             write()
     assert newer.last_sequence("agent") == 0
-    assert newer.record("agent", "here", told(1, ev.RunFinished(RUN))) is not None
+    assert newer.record_event("agent", "here", told(1, ev.RunFinished(RUN))) is not None
     assert store.jobs() == [JOB], "it may still look"
     newer.close()
 
@@ -254,13 +254,13 @@ def test_a_submit_that_is_repeated_makes_no_second_job(store: Store) -> None:
 
 
 def test_what_is_decided_about_a_host_comes_back_and_replaces_what_was(store: Store, address: str) -> None:
-    aside = HostRecord("b", aside="gpu_lost in t", aside_since_unix_ns=7, setbacks=2, failures=(Failed("t", 1, "gpu_lost", 3),))
+    aside = HostRecord("b", aside="gpu_lost in t", aside_since_unix_ns=7, setbacks=2, failures=(HostFailure("t", 1, "gpu_lost", 3),))
     store.save_host(HostRecord("a", drained=True, drain_reason="a NUL \0 in it"))
     store.save_host(aside)
     store.save_host(HostRecord("a", drained=True, drain_reason="new kernel"))
     store.close()
     again = Store.open(address)
-    assert again.hosts() == [HostRecord("a", drained=True, drain_reason="new kernel"), aside]
+    assert again.host_records() == [HostRecord("a", drained=True, drain_reason="new kernel"), aside]
     again.close()
 
 
@@ -268,7 +268,7 @@ def test_a_trial_gets_its_host_together_with_its_first_attempt(store: Store) -> 
     placed = replace(SPECS[0], host="elsewhere", witness=False)
     store.save_attempt([placed.trial_id], Attempt(1), [placed, replace(SPECS[1], host="elsewhere")])
     assert [(trial.spec.host, len(trial.attempts)) for trial in store.trials("job-1")] == [("elsewhere", 1), ("elsewhere", 0)]
-    assert [trial.spec.host for trial in store.outlines("job-1")] == ["elsewhere", "elsewhere"]
+    assert [trial.spec.host for trial in store.trial_outlines("job-1")] == ["elsewhere", "elsewhere"]
 
 
 def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tm
     store = Store.open(str(old))
     (job,), trials = store.jobs(), store.trials("job-1")
     assert (job.priority, HostChoice.from_json(job.placement)) == (0, HostChoice())
-    assert waiting_of("job-1", trials).pinned == {"here": trials}
+    assert waiting_job_of("job-1", trials).pinned == {"here": trials}
     store.close()
 
 
@@ -303,14 +303,14 @@ def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:
 
 
 def test_a_second_controller_is_refused_until_the_first_lets_go(address: str) -> None:
-    with claimed(address), pytest.raises(Conflict, match="another"), claimed(address):
+    with hold_writer_lock(address), pytest.raises(Conflict, match="another"), hold_writer_lock(address):
         pass
-    with claimed(address):
+    with hold_writer_lock(address):
         Store.open(address).close()
 
 
 def test_a_message_with_a_nul_is_stored_without_it(store: Store) -> None:
-    store.record("agent", "here", told(1, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "a\0b"), Phase.OVER))
+    store.record_event("agent", "here", told(1, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "a\0b"), Phase.OVER))
     (attempt,) = store.find_trial(SPECS[0].trial_id).attempts
     assert attempt.message == "a\N{REPLACEMENT CHARACTER}b"
 
@@ -341,9 +341,9 @@ def test_a_full_disk_is_told_and_loses_no_event(tmp_path: Path) -> None:
     event = told(1, ev.ServerFailed(message="x" * 100_000))
     limit_pages(store, int(pages or 0))
     with pytest.raises(Conflict, match=r"the store cannot be used: .*full"):
-        store.record("agent", "here", event)
+        store.record_event("agent", "here", event)
     limit_pages(store, 1 << 20)
-    assert store.record("agent", "here", event) is not None
+    assert store.record_event("agent", "here", event) is not None
     assert store.events(SPECS[0].trial_id, 1) == [event]
     store.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fleet_controller.app.bootstrap import working
+from fleet_controller.app.bootstrap import start_controller
 from fleet_protos.errors import ConfigError, ErrorKind
 from fleet_protos.trial_types import Outcome
 from fleet_transport.sockets import listen_address
@@ -76,7 +76,7 @@ async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_l
     tmp_path: Path, agent: StrictAgent
 ) -> None:
     job = JOB.replace("ENGINE", "{kind: simulated, gpus: 8, env: {LD_PRELOAD: /tmp/evil.so, NCCL_PROTO: LL}}")
-    async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+    async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
         job_id = await here.fleet.submit(job, "job.yaml")
         async for _ in here.fleet.watch(job_id):
             pass
@@ -96,7 +96,7 @@ EARLY = {
 
 @pytest.mark.parametrize("engine", EARLY)
 async def test_a_python_or_image_that_is_not_allowed_is_told_at_the_submit(tmp_path: Path, agent: StrictAgent, engine: str) -> None:
-    async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+    async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
         with pytest.raises(ConfigError, match="host gpu01 does not allow") as refused:
             await here.fleet.submit(JOB.replace("ENGINE", engine), "job.yaml")
         assert EARLY[engine] in refused.value.hint
@@ -111,7 +111,7 @@ async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_
     job = JOB.replace("ENGINE", engine).replace("sim/kimi", str(model))
     (model / "config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
-    async with working(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+    async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
         job_id = await here.fleet.submit(job, "job.yaml")
         async for _ in here.fleet.watch(job_id):
             if (await here.fleet.job(job_id)).trials[0].outcome is Outcome.FAILED:

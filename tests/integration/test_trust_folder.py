@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry
 
 from fleet_controller.pki.authority import Authority
 from fleet_controller.pki.expiry import RENEW_BEFORE_S
-from fleet_controller.pki.expiry_watcher import ExpiryWatch
-from fleet_controller.pki.initialize import establish
+from fleet_controller.pki.expiry_watcher import ExpiryWatcher
+from fleet_controller.pki.initialize import init_trust_folder
 from fleet_protos.errors import ConfigError, Conflict, NotFound
 from fleet_transport.certificate import parse_certificates
 from fleet_transport.revocation_list import RevocationList
@@ -43,7 +43,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def authority(memory: Path) -> Authority:
-    assert establish(memory / "trust", "ann")
+    assert init_trust_folder(memory / "trust", "ann")
     return Authority.open(memory / "trust")
 
 
@@ -74,7 +74,7 @@ def test_keys_are_their_owners_alone_and_so_is_the_folder(authority: Authority) 
 def test_a_umask_that_is_too_wide_changes_nothing(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        establish(tmp_path / "trust", "ann")
+        init_trust_folder(tmp_path / "trust", "ann")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "trust" / "ca.key").stat().st_mode) == 0o600
@@ -83,9 +83,9 @@ def test_a_umask_that_is_too_wide_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_second_init_keeps_the_authority_and_a_forced_one_keeps_it_beside(authority: Authority) -> None:
     before = authority.authorities_pem()
-    assert establish(authority.folder, "bob") is False
+    assert init_trust_folder(authority.folder, "bob") is False
     assert authority.authorities_pem() == before
-    assert establish(authority.folder, "bob", replace=True) is True
+    assert init_trust_folder(authority.folder, "bob", replace=True) is True
     assert authority.authorities_pem() != before
     (aside,) = authority.folder.parent.glob("trust.replaced-*")
     assert (aside / "ca.crt").read_bytes() == before
@@ -96,12 +96,12 @@ def test_a_command_killed_at_any_moment_is_finished_by_the_next(call: str, memor
     before = memory / "before" / "trust"
     before.parent.mkdir()
     if call != "init":
-        establish(before, "me")
+        init_trust_folder(before, "me")
         Authority(before).issue_agent("gpu01")
     if call == "finish":
         Authority(before).begin_replacing()
         issued = Authority(before).issue_agent("gpu01")
-        Authority(before).installed("gpu01", fingerprint(issued.certificate_pem))
+        Authority(before).mark_installed("gpu01", fingerprint(issued.certificate_pem))
     argv = [sys.executable, "-m", "tests.fakes.killed_at", call, str(memory), str(LIMIT)]
     count = int(subprocess.run(argv, check=True, capture_output=True, timeout=120).stdout)
     assert 10 < count < LIMIT
@@ -115,16 +115,16 @@ def test_a_command_killed_at_any_moment_is_finished_by_the_next(call: str, memor
 
 def _again(call: str, folder: Path) -> None:
     """The same command once more, as its user would; then what it promised holds."""
-    establish(folder, "me")  # sweeps, as every init does
+    init_trust_folder(folder, "me")  # sweeps, as every init does
     authority = Authority.open(folder)
     if call == "finish":
         if authority.is_being_replaced:
             authority.finish_replacing("me")
-        assert len(authority.trusted()) == 1
+        assert len(authority.trusted_authorities()) == 1
     elif call == "begin":
         with contextlib.suppress(Conflict):  # it was begun whole
             authority.begin_replacing()
-        assert (len(authority.trusted()), authority.waiting()) == (2, ("gpu01",))
+        assert (len(authority.trusted_authorities()), authority.hosts_to_redeploy()) == (2, ("gpu01",))
     elif call == "revoke":
         authority.revoke("gpu01")
         with pytest.raises(ConfigError, match="was revoked"):
@@ -140,7 +140,7 @@ def test_many_threads_and_processes_issue_at_once_and_none_is_forgotten(authorit
     with ThreadPoolExecutor(8) as threads:
         issued = list(threads.map(lambda number: authority.issue_agent(f"t-{number}"), range(24)))
     assert [process.wait(60) for process in processes] == [0, 0]
-    names = {entry.name for entry in authority.ledger().of(Role.AGENT)}
+    names = {entry.name for entry in authority.ledger().issued_to(Role.AGENT)}
     assert names == {f"t-{number}" for number in range(24)} | {f"p{process}-{number}" for process in range(2) for number in range(10)}
     assert len({one.key_pem for one in issued}) == 24
 
@@ -202,7 +202,7 @@ def test_an_authoritys_key_that_others_may_read_is_refused(authority: Authority)
 def test_a_name_that_cannot_stand_in_a_certificate_is_refused(authority: Authority, host: str) -> None:
     with pytest.raises(ConfigError):
         authority.issue_agent(host)
-    assert authority.ledger().of(Role.AGENT) == ()
+    assert authority.ledger().issued_to(Role.AGENT) == ()
 
 
 def test_no_host_gets_the_name_of_another_as_an_address(authority: Authority) -> None:
@@ -239,15 +239,15 @@ def test_only_what_was_issued_to_a_host_passes_for_it_and_nothing_that_is_revoke
 def test_until_a_new_certificate_was_seen_on_its_host_the_one_before_is_trusted_too(authority: Authority) -> None:
     old, new = (authority.issue_agent("gpu01").certificate_pem for _ in range(2))
     assert trusts(authority.agent_files("gpu01"), old)
-    authority.installed("gpu01", fingerprint(new))
+    authority.mark_installed("gpu01", fingerprint(new))
     assert (trusts(authority.agent_files("gpu01"), old), trusts(authority.agent_files("gpu01"), new)) == (False, True)
     with pytest.raises(NotFound):
-        authority.installed("gpu01", "00" * 32)
+        authority.mark_installed("gpu01", "00" * 32)
 
 
 def test_any_number_of_deploys_that_fail_leave_what_the_host_has_trusted(authority: Authority) -> None:
     there = authority.issue_agent("gpu01").certificate_pem
-    authority.installed("gpu01", fingerprint(there))
+    authority.mark_installed("gpu01", fingerprint(there))
     newest = [authority.issue_agent("gpu01").certificate_pem for _ in range(12)][-1]
     files = authority.agent_files("gpu01")
     assert (trusts(files, there), trusts(files, newest)) == (True, True)
@@ -260,44 +260,44 @@ def test_a_host_that_never_had_a_certificate_is_told_apart(authority: Authority)
     with pytest.raises(NotFound, match="no certificate was issued to host gpu09"):
         authority.revoke("gpu09")
     with pytest.raises(NotFound):
-        authority.ask_renewal("gpu09")
+        authority.request_renewal("gpu09")
 
 
 def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(authority: Authority) -> None:
     now_s = time.time_ns() / 1e9
     mark = fingerprint(authority.issue_agent("gpu01").certificate_pem)
-    assert authority.needs_new("gpu01", mark, now_s) == ""
-    assert authority.needs_new("gpu01", "", now_s) == "it has none"
-    assert authority.needs_new("gpu02", mark, now_s) == "it is not one that this authority issued to the host"
-    assert authority.needs_new("gpu01", mark, now_s + 365 * 86400 - RENEW_BEFORE_S + 60) == "it expires within 30 days"
-    authority.ask_renewal("gpu01")
-    assert authority.needs_new("gpu01", mark, now_s) == "a new one was asked for"
+    assert authority.renewal_reason("gpu01", mark, now_s) == ""
+    assert authority.renewal_reason("gpu01", "", now_s) == "it has none"
+    assert authority.renewal_reason("gpu02", mark, now_s) == "it is not one that this authority issued to the host"
+    assert authority.renewal_reason("gpu01", mark, now_s + 365 * 86400 - RENEW_BEFORE_S + 60) == "it expires within 30 days"
+    authority.request_renewal("gpu01")
+    assert authority.renewal_reason("gpu01", mark, now_s) == "a new one was asked for"
     newer = fingerprint(authority.issue_agent("gpu01").certificate_pem)
-    assert authority.needs_new("gpu01", newer, now_s) == ""
+    assert authority.renewal_reason("gpu01", newer, now_s) == ""
     authority.revoke("gpu01")
-    assert authority.needs_new("gpu01", newer, now_s) == "it is revoked"
+    assert authority.renewal_reason("gpu01", newer, now_s) == "it is revoked"
 
 
 def test_an_authority_is_replaced_only_after_every_host_was_seen_with_the_new_one(authority: Authority) -> None:
     marks = {host: fingerprint(authority.issue_agent(host).certificate_pem) for host in ("gpu01", "gpu02", "gpu03")}
-    before, controller = authority.trusted()[0], authority.controller_files().certificate.read_bytes()
+    before, controller = authority.trusted_authorities()[0], authority.controller_files().certificate.read_bytes()
     authority.begin_replacing()
-    assert authority.trusted()[1] == before
+    assert authority.trusted_authorities()[1] == before
     assert authority.controller_files().certificate.read_bytes() == controller  # hosts that know only the old one still accept it
-    assert authority.waiting() == ("gpu01", "gpu02", "gpu03")
-    assert authority.needs_new("gpu01", marks["gpu01"], time.time_ns() / 1e9) == "the authority is being replaced"
+    assert authority.hosts_to_redeploy() == ("gpu01", "gpu02", "gpu03")
+    assert authority.renewal_reason("gpu01", marks["gpu01"], time.time_ns() / 1e9) == "the authority is being replaced"
     for change in (authority.begin_replacing, authority.renew_controller, authority.revoke_controller):
         with pytest.raises(Conflict, match="is being replaced"):
             change()
-    authority.installed("gpu01", fingerprint(authority.issue_agent("gpu01").certificate_pem))
+    authority.mark_installed("gpu01", fingerprint(authority.issue_agent("gpu01").certificate_pem))
     authority.issue_agent("gpu02")  # issued, and its deploy never came to its end
     authority.revoke("gpu03")
     with pytest.raises(Conflict, match="gpu02") as raised:
         authority.finish_replacing("ann")
     assert "gpu01" not in raised.value.message + raised.value.hint
-    authority.installed("gpu02", fingerprint(authority.issue_agent("gpu02").certificate_pem))
+    authority.mark_installed("gpu02", fingerprint(authority.issue_agent("gpu02").certificate_pem))
     authority.finish_replacing("ann")
-    assert before not in authority.trusted()
+    assert before not in authority.trusted_authorities()
     assert is_whole(authority)
     with pytest.raises(Conflict, match="is not being replaced"):
         authority.finish_replacing("ann")
@@ -327,12 +327,12 @@ def test_all_that_end_are_told_the_next_first(authority: Authority) -> None:
 def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     authority.issue_agent("gpu01")
     collectors = CollectorRegistry()
-    watch, now_s = ExpiryWatch(authority, collectors), time.time_ns() / 1e9
+    watch, now_s = ExpiryWatcher(authority, collectors), time.time_ns() / 1e9
     for days in (0.0, 334.0):
-        watch.look(now_s + days * 86400)
+        watch.check_now(now_s + days * 86400)
     assert caplog.messages == []
     for hours in (0, 1, 23, 25, 48, 49.5):
-        watch.look(now_s + 336 * 86400 + hours * 3600)
+        watch.check_now(now_s + 336 * 86400 + hours * 3600)
     told = [message for message in caplog.messages if "host gpu01" in message]
     assert len(told) == 3
     assert told[0].startswith("the certificate of host gpu01 ends in 28 days, on ")
@@ -342,13 +342,13 @@ def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority
     assert collectors.get_sample_value(name, {"role": "agent", "host": "gpu01"}) == ends[Role.AGENT, "gpu01"]
     for number in range(50):
         authority.issue_user(f"user-{number}")
-    watch.look(now_s)
+    watch.check_now(now_s)
     series = [sample for metric in collectors.collect() for sample in metric.samples if sample.name == name]
     assert len(series) == 4  # users share one
 
 
 def test_damage_while_the_controller_works_is_told_and_survived(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    watch = ExpiryWatch(authority, CollectorRegistry())
+    watch = ExpiryWatcher(authority, CollectorRegistry())
     (authority.folder / "issued.json").write_text("{")
-    watch.look(0.0)
+    watch.check_now(0.0)
     assert str(authority.folder / "issued.json") in caplog.messages[-1]

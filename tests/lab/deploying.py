@@ -18,7 +18,7 @@ FOREIGN = ("BENCHFLEET_FLEET", "BENCHFLEET_STATE", "BENCHFLEET_TRUST", "SSH_AUTH
 
 
 @dataclass(slots=True)
-class Desk:
+class OperatorMachine:
     """One user's folder. `entries`: what the fleet file says of each host beyond how it is logged in to."""
 
     folder: Path

@@ -28,7 +28,7 @@ from fleet_controller.core.controller_api import (
     TrialStatus,
 )
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.initialize import establish
+from fleet_controller.pki.initialize import init_trust_folder
 from fleet_protos.codec import from_proto
 from fleet_protos.trial_types import Outcome, Phase
 from fleet_protos.v1 import controller_pb2 as pb
@@ -182,7 +182,7 @@ class LabFleet:
     @classmethod
     def open(cls, lab: Lab, folder: Path) -> LabFleet:
         """A fleet without hosts, with an authority of its own."""
-        establish(folder / "trust", "tester")
+        init_trust_folder(folder / "trust", "tester")
         return cls(lab, folder, Authority.open(folder / "trust"), LabController(folder))
 
     def add(self, hosts: Sequence[LabHost], settings: str = "simulated_gpus = 8\n") -> list[LabAgent]:

@@ -14,7 +14,7 @@ import fleet_agent
 from fleet_agent.storage.journal import Journal
 from fleet_protos.events import TrialAccepted
 from fleet_protos.trial_types import EngineKind, EngineSpec, Phase, TrialSpec
-from tests.lab.deploying import Desk, agents_of, files_of
+from tests.lab.deploying import OperatorMachine, agents_of, files_of
 from tests.lab.fleet import PORT
 from tests.lab.hosts import LabHost, wait_until
 from tests.lab.lab import Lab
@@ -23,12 +23,12 @@ ROOT = "/home/bench/.local/share/benchfleet"
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return Desk(tmp_path_factory.mktemp("desk"))
+def desk(tmp_path_factory: pytest.TempPathFactory) -> OperatorMachine:
+    return OperatorMachine(tmp_path_factory.mktemp("desk"))
 
 
 @pytest.fixture(scope="module")
-def daemon_host(shared_lab: Lab, desk: Desk) -> Iterator[LabHost]:
+def daemon_host(shared_lab: Lab, desk: OperatorMachine) -> Iterator[LabHost]:
     """A host without systemd, where user bench without any rights has deployed."""
     [host] = shared_lab.hosts(1)
     desk.knows(host)
@@ -38,7 +38,7 @@ def daemon_host(shared_lab: Lab, desk: Desk) -> Iterator[LabHost]:
 
 
 def test_a_host_from_nothing_gets_a_hardened_unit_and_loses_all_of_it_again(lab: Lab, tmp_path: Path) -> None:
-    host, desk = lab.systemd_host(), Desk(tmp_path)
+    host, desk = lab.systemd_host(), OperatorMachine(tmp_path)
     desk.knows(host, user="root")
     before, users = files_of(host), host.read("/etc/passwd")
     first = desk.results("deploy")[host.name]
@@ -58,7 +58,7 @@ def test_a_host_from_nothing_gets_a_hardened_unit_and_loses_all_of_it_again(lab:
     assert files_of(host) - before - accounts == set()
 
 
-def test_an_agent_that_is_killed_comes_back(daemon_host: LabHost, desk: Desk) -> None:
+def test_an_agent_that_is_killed_comes_back(daemon_host: LabHost, desk: OperatorMachine) -> None:
     [pid] = agents_of(daemon_host)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: agents_of(daemon_host) not in ([], [pid]), 60.0, "the keeper starts another")
@@ -66,7 +66,7 @@ def test_an_agent_that_is_killed_comes_back(daemon_host: LabHost, desk: Desk) ->
     assert desk.results("deploy", daemon_host.name)[daemon_host.name]["state"] == "unchanged"
 
 
-def test_a_version_that_does_not_start_is_rolled_back_and_its_last_words_are_told(daemon_host: LabHost, desk: Desk, tmp_path: Path) -> None:
+def test_a_version_that_does_not_start_is_rolled_back_and_its_last_words_are_told(daemon_host: LabHost, desk: OperatorMachine, tmp_path: Path) -> None:
     shutil.copytree(Path(fleet_agent.__file__).parent, tmp_path / "fleet_agent", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "fleet_agent/main.py").write_text("def main():\n    raise SystemExit('the new version is broken')\n")
     before = daemon_host.run(["readlink", f"{ROOT}/current"]).stdout
@@ -78,7 +78,7 @@ def test_a_version_that_does_not_start_is_rolled_back_and_its_last_words_are_tol
     assert (again["state"], again["message"]) == ("unchanged", "")
 
 
-def test_a_dry_run_prints_every_step_and_takes_none(shared_lab: Lab, desk: Desk) -> None:
+def test_a_dry_run_prints_every_step_and_takes_none(shared_lab: Lab, desk: OperatorMachine) -> None:
     [host] = shared_lab.hosts(1)
     desk.knows(host)
     before, issued = files_of(host), (desk.folder / "state/trust/issued.json").read_text()
@@ -92,7 +92,7 @@ def test_a_dry_run_prints_every_step_and_takes_none(shared_lab: Lab, desk: Desk)
     assert (desk.folder / "state/trust/issued.json").read_text() == issued
 
 
-def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, desk: Desk) -> None:
+def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, desk: OperatorMachine) -> None:
     name = daemon_host.name
     daemon_host.run(["python3", "-I", f"{ROOT}/keeper.py", "stop", ROOT], user="bench")
     journal = Journal.open(daemon_host.path(f"{ROOT}/state/journal"))
@@ -110,7 +110,7 @@ def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, de
     assert "changed" in daemon_host.read(f"{ROOT}/etc/agent.toml")
 
 
-def test_undeploy_leaves_what_others_put_there_and_tells_it(daemon_host: LabHost, desk: Desk) -> None:
+def test_undeploy_leaves_what_others_put_there_and_tells_it(daemon_host: LabHost, desk: OperatorMachine) -> None:
     foreign = f"{ROOT}/versions/notes.txt"
     daemon_host.run(["touch", foreign], user="bench")
     told = desk.results("undeploy", daemon_host.name, "--force")[daemon_host.name]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.lab.deploying import Desk, agents_of
+from tests.lab.deploying import OperatorMachine, agents_of
 from tests.lab.lab import Lab
 
 HOME = "/home/bench"
@@ -35,7 +35,7 @@ def stretch() -> float:
 
 
 @contextmanager
-def controller(desk: Desk) -> Iterator[None]:
+def controller(desk: OperatorMachine) -> Iterator[None]:
     """`fleetctl up` on the desk's fleet file while inside."""
     process = desk.begin("up", "--fleet", "fleet.yaml")
     try:
@@ -49,7 +49,7 @@ def controller(desk: Desk) -> Iterator[None]:
         process.wait(60)
 
 
-def verdicts(desk: Desk) -> dict[str, str]:
+def verdicts(desk: OperatorMachine) -> dict[str, str]:
     """Host → verdict of the tuned variant, of a job on every host."""
     (desk.folder / "job.yaml").write_text(JOB)
     done = desk.fleetctl("submit", "job.yaml", "--watch", "--json")
@@ -58,7 +58,7 @@ def verdicts(desk: Desk) -> dict[str, str]:
     return {row["host"]: row["verdict"] for row in rows if row["variant"] == "nccl=tuned" and row["metric"] == "output_tok_s"}
 
 
-def undeploy(desk: Desk) -> dict[str, str]:
+def undeploy(desk: OperatorMachine) -> dict[str, str]:
     """Host → what came of it. A host whose files the controller still fetches refuses, and is asked again."""
     states: dict[str, str] = {}
     end_s = time.monotonic() + FETCHED_S
@@ -71,7 +71,7 @@ def undeploy(desk: Desk) -> dict[str, str]:
 
 
 def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_measured_to_the_verdict(lab: Lab, tmp_path: Path) -> None:
-    hosts, desk = lab.hosts(8), Desk(tmp_path)
+    hosts, desk = lab.hosts(8), OperatorMachine(tmp_path)
     for host in hosts:
         desk.knows(host)
     desk.fleetctl("deploy", hosts[0].name, "--dry-run")  # the wheels are fetched once a machine, by whoever needs them first

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.deploying import Desk, agents_of, files_of
+from tests.lab.deploying import OperatorMachine, agents_of, files_of
 from tests.lab.hosts import LabHost, wait_until
 from tests.lab.lab import Lab
 
@@ -42,7 +42,7 @@ MOMENTS: dict[str, Callable[[LabHost], object]] = {
 def test_a_deploy_that_is_killed_at_any_moment_is_finished_by_the_next(lab: Lab, tmp_path: Path) -> None:
     """One host, killed at each moment in turn: every run goes on where the one before was cut off."""
     [host] = lab.hosts(1)
-    desk = Desk(tmp_path)
+    desk = OperatorMachine(tmp_path)
     desk.knows(host)
     before = files_of(host)
     for moment, has_come in MOMENTS.items():
@@ -61,7 +61,7 @@ def test_a_deploy_that_is_killed_at_any_moment_is_finished_by_the_next(lab: Lab,
 
 def test_ctrl_c_ends_a_deploy_at_once_and_frees_the_host(lab: Lab, tmp_path: Path) -> None:
     [host] = lab.hosts(1)
-    desk = Desk(tmp_path)
+    desk = OperatorMachine(tmp_path)
     desk.knows(host)
     process = desk.begin("deploy")
     wait_until(lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20, MOMENT_S, "the copying of a large wheel")
@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_deploy_at_once_and_frees_the_host(lab: Lab, tmp_path: Pat
 
 def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(lab: Lab, tmp_path: Path) -> None:
     [host] = lab.hosts(1)
-    desk = Desk(tmp_path)
+    desk = OperatorMachine(tmp_path)
     desk.knows(host)
     process = desk.begin("deploy")
     wait_until(lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20, MOMENT_S, "the copying of a large wheel")
@@ -92,7 +92,7 @@ def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(l
 
 def test_two_deploys_at_once_do_not_meet(lab: Lab, tmp_path: Path) -> None:
     [host] = lab.hosts(1)
-    desk = Desk(tmp_path)
+    desk = OperatorMachine(tmp_path)
     desk.knows(host)
     first = desk.begin("deploy")
     wait_until(lambda: size(host, f"{ROOT}/made.jsonl") > 0, MOMENT_S, "the first has begun")
@@ -106,7 +106,7 @@ def test_two_deploys_at_once_do_not_meet(lab: Lab, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [ROOT, f"{ROOT}/versions"])
 def test_a_folder_of_others_at_our_place_is_not_touched(lab: Lab, tmp_path: Path, place: str) -> None:
     [host] = lab.hosts(1)
-    desk = Desk(tmp_path)
+    desk = OperatorMachine(tmp_path)
     desk.knows(host)
     host.run(["mkdir", "-p", place], user="bench")
     host.run(["touch", f"{place}/theirs"], user="bench")

@@ -30,7 +30,7 @@ from fleet_controller.ssh.ssh_connection import SshConnection
 from fleet_controller.ssh.tunnel import Tunnels
 from fleet_protos.errors import ConfigError, HostUnreachable
 from fleet_transport.tls_identity import agent_name
-from tests.lab.deploying import Desk
+from tests.lab.deploying import OperatorMachine
 from tests.lab.fleet import PORT
 from tests.lab.hosts import LabHost, wait_until
 from tests.lab.lab import Lab
@@ -126,7 +126,7 @@ def test_a_host_that_is_off_is_told_as_out_of_reach(host: LabHost) -> None:
 
 def test_a_host_behind_another_is_deployed_and_reached_through_a_tunnel_that_heals(shared_lab: Lab, host: LabHost, tmp_path: Path) -> None:
     [inner] = shared_lab.hosts(1)
-    desk = Desk(tmp_path)
+    desk = OperatorMachine(tmp_path)
     known = desk.folder / "known_hosts"
     known.write_text(Path(host.ssh().known_hosts).read_text() + Path(inner.ssh().known_hosts).read_text())
     desk.knows(inner, more=f"proxy_jump: bench@{host.address}, known_hosts: [{known}]")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet_controller.app.bootstrap import working
-from fleet_controller.app.controller import Fleet
+from fleet_controller.app.bootstrap import start_controller
+from fleet_controller.app.controller import FleetController
 from fleet_controller.core.controller_api import JobDetail
 from fleet_protos import events as ev
 from fleet_protos.trial_types import Outcome, Phase
@@ -48,12 +48,12 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with working(tmp_path / "controller", agents) as here:
+async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[FleetController]:
+    async with start_controller(tmp_path / "controller", agents) as here:
         yield here.fleet
 
 
-async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
+async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
     async with asyncio.timeout(limit_s):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -62,12 +62,12 @@ async def until(fleet: Fleet, job_id: str, wanted: Callable[[JobDetail], bool], 
     return await fleet.job(job_id)
 
 
-async def launched(fleet: Fleet, trial_id: str) -> ev.ServerLaunched:
+async def launched(fleet: FleetController, trial_id: str) -> ev.ServerLaunched:
     detail = await fleet.trial(trial_id, 1, with_log=False)
     return next(event.body for event in detail.events if isinstance(event.body, ev.ServerLaunched))
 
 
-async def test_a_model_over_two_nodes_is_measured_as_one_trial(fleet: Fleet) -> None:
+async def test_a_model_over_two_nodes_is_measured_as_one_trial(fleet: FleetController) -> None:
     job_id = await fleet.submit(JOB.format(folder=ensure(), tokens=16), "job.yaml")
     detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
     lead = detail.trials[0].trial_id
@@ -77,7 +77,7 @@ async def test_a_model_over_two_nodes_is_measured_as_one_trial(fleet: Fleet) -> 
     assert "--node-rank" in (await launched(fleet, f"{lead}_n1")).argv
 
 
-async def test_a_node_that_is_killed_ends_the_whole_server(fleet: Fleet) -> None:
+async def test_a_node_that_is_killed_ends_the_whole_server(fleet: FleetController) -> None:
     job_id = await fleet.submit(JOB.format(folder=ensure(), tokens=3500), "job.yaml")
     detail = await until(fleet, job_id, lambda detail: detail.trials[0].phase in (Phase.WARMING, Phase.MEASURING))
     lead = detail.trials[0].trial_id

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_controller.analysis.compare_runs import compare
-from fleet_controller.analysis.csv_runs import read_own_numbers
+from fleet_controller.analysis.csv_runs import parse_csv_runs
 from fleet_controller.analysis.verdict import Verdict
 
 EAGLE3 = "".join(f"eagle3,{launch},{value}\n" for launch, value in enumerate((81.0, 83.6, 82.8, 92.0, 94.0), start=1))
@@ -15,11 +15,11 @@ SEED = f"variant,launch,value\n{EAGLE3}tuned,1,88.8\n"
 
 
 def told(text: str) -> list[tuple[str, int, str]]:
-    return [(finding.code, finding.line, finding.key) for finding in read_own_numbers(text).findings]
+    return [(finding.code, finding.line, finding.key) for finding in parse_csv_runs(text).findings]
 
 
 def test_published_launches_give_the_published_mean_and_interval() -> None:
-    numbers = read_own_numbers(SEED)
+    numbers = parse_csv_runs(SEED)
     row = next(row for row in compare(numbers.runs, "tuned").rows if row.variant == "eagle3")
     assert row.mean is not None
     assert row.interval is not None
@@ -28,20 +28,20 @@ def test_published_launches_give_the_published_mean_and_interval() -> None:
 
 
 def test_rows_of_one_launch_are_its_runs() -> None:
-    (row,) = compare(read_own_numbers("variant,launch,value\na,1,10\na,1,20\na,2,40\n").runs, "a").rows
+    (row,) = compare(parse_csv_runs("variant,launch,value\na,1,10\na,1,20\na,2,40\n").runs, "a").rows
     assert (row.launches, row.runs, row.mean) == (2, 3, 27.5)
 
 
 def test_launches_are_paired_only_where_a_block_says_so() -> None:
     plain = "variant,launch,value\na,1,10\na,2,20\nb,1,11\nb,2,22\n"
     blocked = "variant,launch,value,block\na,1,10,1\na,2,20,2\nb,1,11,1\nb,2,22,2\n"
-    assert [compare(read_own_numbers(text).runs, "a").rows[1].method for text in (plain, blocked)] == ["unpaired", "paired"]
+    assert [compare(parse_csv_runs(text).runs, "a").rows[1].method for text in (plain, blocked)] == ["unpaired", "paired"]
 
 
 def test_host_workload_and_metric_make_rows_of_their_own() -> None:
     header = "value,variant,launch,metric,host,workload\n"
     text = f"{header}0.011,a,1,tpot_s_mean,h1,w1\n0.012,a,1,tpot_s_mean,h2,w1\n88,a,1,output_tok_s,h1,w2\n"
-    rows = [(row.host, row.workload, row.metric, row.mean) for row in compare(read_own_numbers(text).runs, "a").rows if row.mean]
+    rows = [(row.host, row.workload, row.metric, row.mean) for row in compare(parse_csv_runs(text).runs, "a").rows if row.mean]
     assert rows == [("h1", "w1", "tpot_s_mean", 0.011), ("h1", "w2", "output_tok_s", 88.0), ("h2", "w1", "tpot_s_mean", 0.012)]
 
 
@@ -69,16 +69,16 @@ def test_bad_rows_are_told_by_line_and_column(text: str, expected: list[tuple[st
 
 
 def test_nearest_name_is_offered() -> None:
-    assert read_own_numbers("variant,launch,valu\n").findings[-1].hint == "did you mean 'value'?"
+    assert parse_csv_runs("variant,launch,valu\n").findings[-1].hint == "did you mean 'value'?"
 
 
 def test_byte_order_mark_and_blanks_of_a_spreadsheet_are_no_errors() -> None:
-    numbers = read_own_numbers("\ufeffvariant, launch, value\r\na, 1, 2.5\r\n\r\n")
+    numbers = parse_csv_runs("\ufeffvariant, launch, value\r\na, 1, 2.5\r\n\r\n")
     assert numbers.findings == ()
     assert numbers.runs[0].run.metrics == {"output_tok_s": 2.5}
 
 
 @given(st.text())
 def test_no_text_whatever_raises(text: str) -> None:
-    numbers = read_own_numbers(text)
+    numbers = parse_csv_runs(text)
     assert numbers.runs or numbers.findings

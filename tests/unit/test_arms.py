@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
-from fleet_controller.job_file.prune_variants import prune_job, with_exclusions
-from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
+from fleet_controller.job_file.prune_variants import prune_loaded_job, with_exclusions
+from fleet_controller.planning.equivalence import (
+    EquivalentVariant,
+    equivalent_variants,
+    exclusions,
+    prune_loaded_job,
+)
 from fleet_controller.planning.job_plan import make_variants
 from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError
@@ -38,8 +43,8 @@ def loaded(factors: dict[str, Any], baseline: dict[str, str] | None = None, **en
     return load_job(json.dumps(job | {"workloads": {"s": {"concurrency": 1, "output_tokens": 5}}}), "job.yaml")
 
 
-def found(job: Job) -> tuple[Twin, ...]:
-    return twins(job, make_variants(job))
+def found(job: Job) -> tuple[EquivalentVariant, ...]:
+    return equivalent_variants(job, make_variants(job))
 
 
 def test_arms_that_cannot_have_an_effect_are_found_with_their_reason() -> None:
@@ -54,7 +59,7 @@ def test_the_entries_leave_out_the_arms_and_nothing_else() -> None:
     job = loaded(FACTORS).job
     left_out = found(job)
     assert exclusions(left_out) == ({"spec": "eight"}, {"nccl": "tuned", "size": "one"})
-    gone = {variant.name for variant in make_variants(job)} - {variant.name for variant in make_variants(pruned(job, left_out))}
+    gone = {variant.name for variant in make_variants(job)} - {variant.name for variant in make_variants(prune_loaded_job(job, left_out))}
     assert gone == {twin.variant.name for twin in left_out}
 
 
@@ -101,7 +106,7 @@ def test_pruning_leaves_the_baseline_and_one_arm_of_each_effect(vain: list[str],
     levels = {"plain": {}} | {name: {"env": {"CUDA_DEVICE_MAX_CONNECTIONS": str(index)}} for index, name in enumerate(vain)}
     other = {f"r{index}": {"args": {"max_running_requests": index + 1}} for index in range(real + 1)}
     job = loaded({"vain": levels, "real": other}).job
-    kept = make_variants(pruned(job, found(job)))
+    kept = make_variants(prune_loaded_job(job, found(job)))
     assert [variant.levels for variant in kept] == [{"vain": "plain", "real": name} for name in other]
     assert sum(variant.is_baseline for variant in kept) == 1
 
@@ -120,22 +125,22 @@ def test_a_text_that_is_no_job_is_not_changed(text: str) -> None:
 
 
 def test_a_pruned_job_has_no_arm_without_effect_left() -> None:
-    result = prune_job(loaded(FACTORS))
+    result = prune_loaded_job(loaded(FACTORS))
     assert len(result.left_out) == 6
     assert [finding.code for finding in result.loaded.findings if finding.code == "arm_without_effect"] == []
-    assert prune_job(result.loaded).left_out == ()
+    assert prune_loaded_job(result.loaded).left_out == ()
 
 
 def test_a_job_whose_arms_all_have_an_effect_is_not_touched() -> None:
     job = loaded({"size": FACTORS["size"]})
-    assert prune_job(job).loaded is job
+    assert prune_loaded_job(job).loaded is job
 
 
 def test_all_combinations_of_the_factors_are_either_kept_or_told() -> None:
     job = loaded(FACTORS).job
     combinations = itertools.product(*FACTORS.values())
     names = {",".join(f"{factor}={level}" for factor, level in zip(FACTORS, levels, strict=True)) for levels in combinations}
-    kept = {variant.name for variant in make_variants(pruned(job, found(job)))}
+    kept = {variant.name for variant in make_variants(prune_loaded_job(job, found(job)))}
     assert kept | {twin.variant.name for twin in found(job)} == names
 
 

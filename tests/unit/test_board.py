@@ -7,10 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.core.schedule_inputs import waiting_of
-from fleet_controller.core.scheduler import left_s
+from fleet_controller.core.schedule_inputs import waiting_job_of
+from fleet_controller.core.scheduler import remaining_s
 from fleet_controller.core.trial_state import Attempt, Trial
-from fleet_controller.jobs.job_index import Board, JobOnBoard, Seen, look, summary
+from fleet_controller.jobs.job_index import (
+    IndexedJob,
+    JobIndex,
+    SeenTrials,
+    job_change,
+    job_summary,
+)
 from fleet_controller.store.store import JobRow
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
@@ -30,38 +36,38 @@ STEPS = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(NAMES), st.one_o
 @given(STEPS)
 def test_counts_kept_as_trials_change_are_those_of_counting_anew(steps: list[tuple[str, Attempt] | None]) -> None:
     """None: the job is cancelled."""
-    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name, host="h")) for name in NAMES])
+    job = IndexedJob(ROW, [Trial(TrialSpec(trial_id=name, host="h")) for name in NAMES])
     for step in steps:
         if step is None:
             job.cancel()
         else:
             name, attempt = step
-            job.put(job.trials[name].changed(attempt))
+            job.update_node(job.trials[name].with_attempt(attempt))
         trials = list(job.trials.values())
-        assert job.summary == summary(job.row, trials)
+        assert job.summary == job_summary(job.row, trials)
         assert job.is_over is (job.summary.state in ("done", "failed", "cancelled"))
-        assert job.left_s == (0.0 if job.is_over else left_s(trials, ROW.planned_s))
+        assert job.left_s == (0.0 if job.is_over else remaining_s(trials, ROW.planned_s))
 
 
 def test_a_look_shows_all_trials_first_and_then_those_that_changed() -> None:
-    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
-    seen: Seen = {}
-    assert [status.trial_id for status in look(job, seen).trials] == list(NAMES)
-    assert look(job, seen).trials == ()
-    job.put(job.trials["b"].changed(Attempt(1, phase=Phase.MEASURING)))
-    assert [(status.trial_id, status.phase) for status in look(job, seen).trials] == [("b", Phase.MEASURING)]
+    job = IndexedJob(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
+    seen: SeenTrials = {}
+    assert [status.trial_id for status in job_change(job, seen).trials] == list(NAMES)
+    assert job_change(job, seen).trials == ()
+    job.update_node(job.trials["b"].with_attempt(Attempt(1, phase=Phase.MEASURING)))
+    assert [(status.trial_id, status.phase) for status in job_change(job, seen).trials] == [("b", Phase.MEASURING)]
 
 
 def test_how_far_a_launch_has_come_is_shown_until_the_launch_is_over() -> None:
-    board = Board()
-    board.put(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
+    board = JobIndex()
+    board.add(ROW, [Trial(TrialSpec(trial_id=name)) for name in NAMES])
     job, seen = board.jobs["j"], dict[str, Trial]()
-    look(job, seen)
-    board.change("b", Attempt(1, phase=Phase.LAUNCHING))
-    board.change("b", Attempt(1, phase=Phase.LAUNCHING, agent_id="a"), "load_weight 61/163")
-    assert [(status.trial_id, status.progress) for status in look(job, seen).trials] == [("b", "load_weight 61/163")]
-    board.change("b", Attempt(1, phase=Phase.WARMING))
-    assert [(status.trial_id, status.progress) for status in look(job, seen).trials] == [("b", "")]
+    job_change(job, seen)
+    board.update_attempt("b", Attempt(1, phase=Phase.LAUNCHING))
+    board.update_attempt("b", Attempt(1, phase=Phase.LAUNCHING, agent_id="a"), "load_weight 61/163")
+    assert [(status.trial_id, status.progress) for status in job_change(job, seen).trials] == [("b", "load_weight 61/163")]
+    board.update_attempt("b", Attempt(1, phase=Phase.WARMING))
+    assert [(status.trial_id, status.progress) for status in job_change(job, seen).trials] == [("b", "")]
 
 
 PLACED = ("", "h", "i")
@@ -70,35 +76,35 @@ MOVES = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(PLACED), st.o
 
 @given(MOVES)
 def test_what_waits_is_kept_as_counting_anew_would_find_it(moves: list[tuple[str, str, Attempt | None]]) -> None:
-    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name, block=number % 2)) for number, name in enumerate(NAMES)])
+    job = IndexedJob(ROW, [Trial(TrialSpec(trial_id=name, block=number % 2)) for number, name in enumerate(NAMES)])
     for name, host, attempt in moves:
         trial = job.trials[name]
         host = trial.spec.host or host or ("h" if attempt else "")  # a host is for good, and nothing begins without one
         moved = replace(trial, spec=replace(trial.spec, host=host))
-        job.put(moved if attempt is None else moved.changed(attempt))
-        anew = waiting_of("j", job.trials.values())
+        job.update_node(moved if attempt is None else moved.with_attempt(attempt))
+        anew = waiting_job_of("j", job.trials.values())
         assert job.waiting.pinned == anew.pinned
         assert [list(block) for block in job.waiting.blocks] == sorted(anew.blocks, key=lambda block: block[0].spec.block)
-        assert (set(job.been), set(job.active)) == (set(anew.been), {name for name in NAMES if job.trials[name].is_active})
+        assert (set(job.hosts_used), set(job.active)) == (set(anew.hosts_used), {name for name in NAMES if job.trials[name].is_active})
 
 
 def test_a_look_tells_trials_that_a_cancel_ended_before_they_began() -> None:
-    job = JobOnBoard(ROW, [Trial(TrialSpec(trial_id=name, host="h")) for name in NAMES])
-    seen: Seen = {}
-    look(job, seen)
+    job = IndexedJob(ROW, [Trial(TrialSpec(trial_id=name, host="h")) for name in NAMES])
+    seen: SeenTrials = {}
+    job_change(job, seen)
     job.cancel()
-    assert {(status.phase, status.outcome) for status in look(job, seen).trials} == {(Phase.OVER, Outcome.CANCELLED)}
+    assert {(status.phase, status.outcome) for status in job_change(job, seen).trials} == {(Phase.OVER, Outcome.CANCELLED)}
 
 
 def test_jobs_that_ended_long_ago_are_let_go_and_what_comes_of_them_later_is_harmless() -> None:
-    board = Board()
+    board = JobIndex()
     over = Attempt(1, phase=Phase.OVER, outcome=Outcome.OK)
     for number in range(40):
-        board.put(replace(ROW, job_id=f"j{number}"), [Trial(TrialSpec(trial_id=f"t{number}", host="h"))])
-    board.change("t0", Attempt(1, phase=Phase.MEASURING))
+        board.add(replace(ROW, job_id=f"j{number}"), [Trial(TrialSpec(trial_id=f"t{number}", host="h"))])
+    board.update_attempt("t0", Attempt(1, phase=Phase.MEASURING))
     for number in range(1, 40):
-        board.change(f"t{number}", over)
+        board.update_attempt(f"t{number}", over)
     assert list(board.jobs) == ["j0", *(f"j{number}" for number in range(24, 40))]
-    assert board.change("t3", over) is None
+    assert board.update_attempt("t3", over) is None
     assert board.job_of("t3") is None
     assert [job.row.job_id for job in board.open_jobs] == ["j0"]

@@ -6,13 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.core.host_view import NOT_KNOWN, differences, gpus_of, labels_of
+from fleet_controller.core.host_view import (
+    GPUS_UNKNOWN,
+    label_differences,
+    merge_gpus,
+    merge_labels,
+)
 from fleet_controller.core.inventory import FleetHost, Inventory
 from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.cost import cost
-from fleet_controller.planning.estimate import estimate
-from fleet_controller.planning.host_selection import Candidate, choice_findings, choose
+from fleet_controller.planning.cost import estimate_cost
+from fleet_controller.planning.estimate import estimate_seconds
+from fleet_controller.planning.host_selection import (
+    HostCandidate,
+    choose_hosts,
+    host_choice_findings,
+)
 from fleet_controller.planning.job_plan import make_plan
 
 JOB = """\
@@ -27,10 +36,10 @@ measure: {launches: 2}
 hosts:
   names: [gpu1, gpu3]
 """
-UP = Candidate("gpu1", {"gpu": "h200"}, connected=True, in_file=True)
-DOWN = Candidate("gpu2", {"gpu": "h200"}, connected=False, in_file=True)
-LOAD = Candidate("load1", {"gpu": "none"}, connected=True, in_file=True, load_only=True)
-STRANGER = Candidate("box", {}, connected=False)
+UP = HostCandidate("gpu1", {"gpu": "h200"}, connected=True, in_file=True)
+DOWN = HostCandidate("gpu2", {"gpu": "h200"}, connected=False, in_file=True)
+LOAD = HostCandidate("load1", {"gpu": "none"}, connected=True, in_file=True, load_only=True)
+STRANGER = HostCandidate("box", {}, connected=False)
 ALL = (UP, DOWN, LOAD, STRANGER)
 
 
@@ -39,19 +48,19 @@ def asking(**choice: object) -> Job:
 
 
 def told(job: Job, only_connected: bool = False) -> list[tuple[str, str]]:
-    return [(finding.code, finding.key) for finding in choice_findings(job, ALL, only_connected)]
+    return [(finding.code, finding.key) for finding in host_choice_findings(job, ALL, only_connected)]
 
 
 def test_a_host_of_the_file_is_planned_on_though_it_does_not_answer() -> None:
-    assert choose(asking(), ALL) == ("gpu1", "gpu2")
+    assert choose_hosts(asking(), ALL) == ("gpu1", "gpu2")
 
 
 def test_only_connected_leaves_it_out() -> None:
-    assert choose(asking(), ALL, only_connected=True) == ("gpu1",)
+    assert choose_hosts(asking(), ALL, only_connected=True) == ("gpu1",)
 
 
 def test_an_unknown_name_is_told_at_its_place_with_the_nearest() -> None:
-    finding = next(choice_findings(load_job(JOB, "job.yaml").job, ALL))
+    finding = next(host_choice_findings(load_job(JOB, "job.yaml").job, ALL))
     assert (finding.code, finding.line, finding.column, finding.key) == ("unknown_host", 10, 17, "hosts.names[1]")
     assert finding.hint == "did you mean `gpu2`?"
 
@@ -63,12 +72,12 @@ def test_a_host_for_load_alone_cannot_be_asked_for() -> None:
 
 @pytest.mark.parametrize(("labels", "hint"), [({"gpu": "h100"}, "`gpu` is h200"), ({"cpu": "x"}, "labels are: gpu")])
 def test_a_label_that_no_host_has_is_told_with_those_that_are(labels: dict[str, str], hint: str) -> None:
-    assert [finding.hint for finding in choice_findings(asking(labels=labels), ALL)] == [hint]
+    assert [finding.hint for finding in host_choice_findings(asking(labels=labels), ALL)] == [hint]
 
 
 def test_a_match_that_is_away_is_told_when_only_connected_hosts_are_wanted() -> None:
     hosts = (DOWN, replace(UP, labels={}))
-    findings = list(choice_findings(asking(labels={"gpu": "h200"}), hosts, only_connected=True))
+    findings = list(host_choice_findings(asking(labels={"gpu": "h200"}), hosts, only_connected=True))
     assert [finding.code for finding in findings] == ["no_hosts"]
 
 
@@ -83,29 +92,29 @@ def fleet(*hosts: FleetHost) -> Inventory:
 def test_a_plan_costs_each_host_for_as_long_as_it_is_held() -> None:
     job = asking()
     plan = make_plan(job, ("a", "b"))
-    price = cost(plan, job, fleet(FleetHost(name="a", cost_per_hour=36.0), FleetHost(name="b", cost_per_hour=72.0)))
+    price = estimate_cost(plan, job, fleet(FleetHost(name="a", cost_per_hour=36.0), FleetHost(name="b", cost_per_hour=72.0)))
     assert price is not None
-    hours = estimate(plan, job) / 3600  # both work side by side and equally long
+    hours = estimate_seconds(plan, job) / 3600  # both work side by side and equally long
     assert (price.amount, price.currency, price.untold) == (pytest.approx(hours * 108.0), "EUR", ())
 
 
 def test_hosts_whose_cost_is_not_told_are_named() -> None:
     job = asking()
-    price = cost(make_plan(job, ("a", "b")), job, fleet(FleetHost(name="a", cost_per_hour=1.0), FleetHost(name="b")))
+    price = estimate_cost(make_plan(job, ("a", "b")), job, fleet(FleetHost(name="a", cost_per_hour=1.0), FleetHost(name="b")))
     assert price is not None
     assert (set(price.by_host), price.untold) == ({"a"}, ("b",))
 
 
 def test_a_fleet_without_costs_has_no_price() -> None:
     job = asking()
-    assert cost(make_plan(job, ("a",)), job, fleet(FleetHost(name="a"))) is None
+    assert estimate_cost(make_plan(job, ("a",)), job, fleet(FleetHost(name="a"))) is None
 
 
 def test_labels_of_the_file_win_and_the_difference_is_told() -> None:
     known = FleetHost(labels={"gpu": "h200", "rack": "1"})
-    assert labels_of(known, {"gpu": "a100", "own": "x"}) == {"gpu": "h200", "rack": "1", "own": "x"}
-    assert differences(known, {"gpu": "a100", "own": "x"}) == ("gpu is a100 for the agent and h200 in the fleet file",)
-    assert (labels_of(None, {"a": "b"}), differences(None, {"a": "b"})) == ({"a": "b"}, ())
+    assert merge_labels(known, {"gpu": "a100", "own": "x"}) == {"gpu": "h200", "rack": "1", "own": "x"}
+    assert label_differences(known, {"gpu": "a100", "own": "x"}) == ("gpu is a100 for the agent and h200 in the fleet file",)
+    assert (merge_labels(None, {"a": "b"}), label_differences(None, {"a": "b"})) == ({"a": "b"}, ())
 
 
 @pytest.mark.parametrize(
@@ -115,9 +124,9 @@ def test_labels_of_the_file_win_and_the_difference_is_told() -> None:
         (FleetHost(gpus=4), 8, 4),
         (FleetHost(gpus=16), 8, 8),
         (FleetHost(gpus=4), None, 4),
-        (FleetHost(), None, NOT_KNOWN),
+        (FleetHost(), None, GPUS_UNKNOWN),
         (None, None, 0),
     ],
 )
 def test_gpus_are_what_the_agent_has_and_no_more_than_the_file_says(known: FleetHost | None, told: int | None, gpus: int) -> None:
-    assert gpus_of(known, told) == gpus
+    assert merge_gpus(known, told) == gpus

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.analysis.compare_runs import Comparison, Conditions, compare
+from fleet_controller.analysis.compare_runs import Comparison, ComparisonConditions, compare
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_output import (
     change_text,
@@ -46,7 +46,7 @@ def comparison() -> Comparison:
         for variant, values in VARIANTS.items()
         for block, value in enumerate(values, start=1)
     ]  # fmt: skip
-    return compare(runs, next(iter(VARIANTS)), conditions=Conditions("demo-1a2b3c", "simulated", 240))
+    return compare(runs, next(iter(VARIANTS)), conditions=ComparisonConditions("demo-1a2b3c", "simulated", 240))
 
 
 def numbers_in(text: str) -> set[str]:

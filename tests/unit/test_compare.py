@@ -9,8 +9,8 @@ import pytest
 
 from fleet_controller.analysis.compare_runs import (
     Comparison,
-    Conditions,
-    Row,
+    ComparisonConditions,
+    ComparisonRow,
     compare,
     compare_jobs,
 )
@@ -35,7 +35,7 @@ def launches(variant: str, values: Sequence[float]) -> list[StoredRun]:
     return [a_run(variant, block, value) for block, value in enumerate(values, start=1)]
 
 
-def row_of(comparison: Comparison, variant: str, metric: str = "output_tok_s") -> Row:
+def row_of(comparison: Comparison, variant: str, metric: str = "output_tok_s") -> ComparisonRow:
     (row,) = [row for row in comparison.rows if (row.variant, row.metric) == (variant, metric)]
     return row
 
@@ -51,7 +51,7 @@ def with_gate(stored: StoredRun, effect: GateEffect) -> StoredRun:
 
 def test_workloads_come_in_the_order_of_the_job_and_one_that_no_run_reached_has_its_rows() -> None:
     runs = [replace(stored, run=replace(stored.run, workload=name)) for name in ("busy", "single") for stored in launches("base", [80, 81])]
-    conditions = Conditions("job", planned=(("base", "h1"),), workloads=("single", "busy", "never"))
+    conditions = ComparisonConditions("job", planned=(("base", "h1"),), workloads=("single", "busy", "never"))
     rows = compare(runs, "base", conditions=conditions).rows
     assert [row.workload for row in rows] == ["single", "single", "busy", "busy", "never", "never"]
     assert [row.mean for row in rows if row.workload == "never"] == [None, None]
@@ -132,7 +132,7 @@ def test_only_the_newest_ok_attempt_of_a_trial_counts() -> None:
 
 
 def test_planned_variant_without_a_valid_launch_has_a_row_that_says_so() -> None:
-    conditions = Conditions(planned=(("base", "h1"), ("broken", "h1")))
+    conditions = ComparisonConditions(planned=(("base", "h1"), ("broken", "h1")))
     row = row_of(compare(launches("base", [80, 81]), "base", conditions=conditions), "broken")
     assert (row.mean, row.verdict, row.reason) == (None, Verdict.INCONCLUSIVE, "no valid launch of this variant")
 
@@ -153,14 +153,14 @@ def test_hosts_and_workloads_are_never_pooled() -> None:
 
 def test_external_engine_never_gets_a_verdict_about_launches() -> None:
     runs = launches("base", [80, 80.1, 80.2]) + launches("new", [120, 121, 122])
-    comparison = compare(runs, "base", conditions=Conditions(engine="external"))
+    comparison = compare(runs, "base", conditions=ComparisonConditions(engine="external"))
     row = row_of(comparison, "new")
     assert (row.verdict, row.interval, row.ratio_interval, row.needs, row.launches) == (Verdict.INCONCLUSIVE, None, None, None, 0)
     assert "no verdict about launches is possible" in comparison.notes[0]
 
 
 def test_simulated_results_say_so_with_their_time_scale() -> None:
-    comparison = compare(launches("base", [80, 81]), "base", conditions=Conditions(engine="simulated", time_scale=240))
+    comparison = compare(launches("base", [80, 81]), "base", conditions=ComparisonConditions(engine="simulated", time_scale=240))
     assert "simulated ×240" in comparison.notes[0]
 
 
@@ -203,8 +203,8 @@ def test_impossible_confidence_or_margin_is_the_users_error(confidence: float, m
 
 
 def test_two_jobs_meet_by_variant_name_and_are_not_paired() -> None:
-    before = Conditions(job="j1", engine="sglang"), launches("v", [80, 81, 82]) + launches("gone", [1, 2])
-    after = Conditions(job="j2", engine="sglang"), launches("v", [90, 91, 92]) + launches("fresh", [5, 6])
+    before = ComparisonConditions(job="j1", engine="sglang"), launches("v", [80, 81, 82]) + launches("gone", [1, 2])
+    after = ComparisonConditions(job="j2", engine="sglang"), launches("v", [90, 91, 92]) + launches("fresh", [5, 6])
     comparison = compare_jobs(before, after, 0.95, 0.02)
     row = row_of(comparison, "v")
     assert (comparison.job, comparison.baseline, row.verdict, row.method) == ("j2", "j1", Verdict.FASTER, "unpaired")
@@ -215,11 +215,11 @@ def test_two_jobs_meet_by_variant_name_and_are_not_paired() -> None:
 @pytest.mark.parametrize(("one", "other"), [("simulated", "sglang"), ("external", "simulated")])
 def test_simulated_and_real_are_never_compared(one: str, other: str) -> None:
     with pytest.raises(ConfigError, match="never compared"):
-        compare_jobs((Conditions("a", one), launches("v", [1, 2])), (Conditions("b", other), launches("v", [1, 2])), 0.95, 0.02)
+        compare_jobs((ComparisonConditions("a", one), launches("v", [1, 2])), (ComparisonConditions("b", other), launches("v", [1, 2])), 0.95, 0.02)
 
 
 def test_a_variant_whose_trials_all_failed_says_so_and_needs_no_more_launches() -> None:
-    conditions = Conditions(planned=(("base", "h1"), ("broken", "h1")), failures={("broken", "h1"): "short_output ×2"})
+    conditions = ComparisonConditions(planned=(("base", "h1"), ("broken", "h1")), failures={("broken", "h1"): "short_output ×2"})
     comparison = compare(launches("base", [80, 81]), "base", conditions=conditions)
     row = row_of(comparison, "broken")
     assert (row.verdict, row.needs) == (Verdict.INCONCLUSIVE, None)
@@ -227,7 +227,7 @@ def test_a_variant_whose_trials_all_failed_says_so_and_needs_no_more_launches() 
 
 
 def test_a_baseline_whose_trials_all_failed_is_named_in_every_row() -> None:
-    conditions = Conditions(planned=(("base", "h1"), ("other", "h1")), failures={("base", "h1"): "oom_kv_cache ×3"})
+    conditions = ComparisonConditions(planned=(("base", "h1"), ("other", "h1")), failures={("base", "h1"): "oom_kv_cache ×3"})
     comparison = compare(launches("other", [80, 81]), "base", conditions=conditions)
     assert row_of(comparison, "other").reason == "no valid launch: base failed (oom_kv_cache ×3)"
     assert row_of(comparison, "other").needs is None

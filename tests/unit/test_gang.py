@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_controller.core.gang import (
-    as_one,
-    folded,
+    fold_gang,
+    fold_gangs,
     hold_limit_s,
+    lead_and_rank,
     meeting_host,
     member_id,
     member_specs,
-    place_of,
-    placed,
-    to_end,
+    nodes_to_end,
+    spec_for_agent,
 )
-from fleet_controller.core.schedule_inputs import Host, waiting_of
-from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.schedule_inputs import SchedulableHost, waiting_job_of
+from fleet_controller.core.scheduler import TrialStart, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial, job_state
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.job_plan import make_plan, trial_specs
@@ -53,7 +53,7 @@ LEFT = replace(EXITED, kind=ErrorKind.SERVER_UNHEALTHY, failure_class="left_over
 
 def gang(lead: Attempt | None, member: Attempt | None, spec: TrialSpec = SPEC) -> Trial:
     (other,) = member_specs(spec, ["b"])
-    return as_one(Trial(spec, (lead,) if lead else ()), [Trial(other, (member,) if member else ())])
+    return fold_gang(Trial(spec, (lead,) if lead else ()), [Trial(other, (member,) if member else ())])
 
 
 def at(phase: Phase) -> Attempt:
@@ -104,8 +104,8 @@ def test_a_member_holds_as_long_as_the_slowest_lead_could_take() -> None:
 
 
 def test_the_id_of_a_node_tells_its_trial_and_rank() -> None:
-    assert place_of(member_id("j-1-b1-v2-host-n1", 3)) == ("j-1-b1-v2-host-n1", 3)
-    assert place_of("j-1-b1-v2-host-n1") == ("j-1-b1-v2-host-n1", 0)
+    assert lead_and_rank(member_id("j-1-b1-v2-host-n1", 3)) == ("j-1-b1-v2-host-n1", 3)
+    assert lead_and_rank("j-1-b1-v2-host-n1") == ("j-1-b1-v2-host-n1", 0)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_label_says_where_a_host_behind_a_tunnel_is_met() -> None:
 
 def test_all_nodes_of_an_attempt_meet_at_one_place_and_a_retry_at_another() -> None:
     specs = (SPEC, *member_specs(SPEC, ["b"]))
-    first, second = ([placed(spec, number, "10.0.0.7").engine.gang.init_address for spec in specs] for number in (1, 2))
+    first, second = ([spec_for_agent(spec, number, "10.0.0.7").engine.gang.init_address for spec in specs] for number in (1, 2))
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
     assert all(20_000 <= int(address.partition(":")[2]) < 32_000 for address in (*first, *second))
@@ -134,10 +134,10 @@ def test_all_nodes_of_an_attempt_meet_at_one_place_and_a_retry_at_another() -> N
 # Schedule
 
 
-def starts(*trials: Trial, connected: str = "abc") -> list[Start]:
+def starts(*trials: Trial, connected: str = "abc") -> list[TrialStart]:
     busy = {host for trial in trials if trial.is_active for host in trial.hosts}
-    hosts = [Host(name, closed_for="" if name in connected else "away", running=name in busy) for name in "abc"]
-    return list(next_starts([waiting_of("j", trials[:1]), waiting_of("k", trials[1:])], hosts, NOW_NS))
+    hosts = [SchedulableHost(name, closed_for="" if name in connected else "away", running=name in busy) for name in "abc"]
+    return list(next_starts([waiting_job_of("j", trials[:1]), waiting_job_of("k", trials[1:])], hosts, NOW_NS))
 
 
 def single(name: str, host: str, *attempts: Attempt) -> Trial:
@@ -145,7 +145,7 @@ def single(name: str, host: str, *attempts: Attempt) -> Trial:
 
 
 def test_a_gang_begins_on_all_of_its_hosts_at_once() -> None:
-    assert starts(gang(None, None)) == [Start("t", 1, "a", (("t_n1", "b"),))]
+    assert starts(gang(None, None)) == [TrialStart("t", 1, "a", (("t_n1", "b"),))]
 
 
 def test_a_gang_waits_for_a_busy_host_and_keeps_the_free_one() -> None:
@@ -153,7 +153,7 @@ def test_a_gang_waits_for_a_busy_host_and_keeps_the_free_one() -> None:
 
 
 def test_a_gang_with_an_unreachable_host_holds_up_nobody() -> None:
-    assert starts(gang(None, None), single("later", "a"), connected="a") == [Start("later", 1, "a")]
+    assert starts(gang(None, None), single("later", "a"), connected="a") == [TrialStart("later", 1, "a")]
 
 
 def test_a_gang_of_which_one_node_is_not_over_keeps_all_of_its_hosts() -> None:
@@ -161,7 +161,7 @@ def test_a_gang_of_which_one_node_is_not_over_keeps_all_of_its_hosts() -> None:
 
 
 def test_the_whole_gang_is_tried_again() -> None:
-    assert starts(gang(CANCELLED, EXITED)) == [Start("t", 2, "a", (("t_n1", "b"),))]
+    assert starts(gang(CANCELLED, EXITED)) == [TrialStart("t", 2, "a", (("t_n1", "b"),))]
 
 
 # One trial of all
@@ -197,7 +197,7 @@ def test_a_gang_is_over_when_all_of_its_nodes_are() -> None:
 
 def test_nodes_count_as_one_trial_of_their_job() -> None:
     (member,) = member_specs(SPEC, ["b"])
-    trials = folded([Trial(SPEC, (OK,)), Trial(member, (OK,)), single("s", "c", OK)])
+    trials = fold_gangs([Trial(SPEC, (OK,)), Trial(member, (OK,)), single("s", "c", OK)])
     assert [trial.spec.trial_id for trial in trials] == ["t", "s"]
     assert job_state(trials, cancelled=False) == "done"
 
@@ -218,7 +218,7 @@ def test_nodes_count_as_one_trial_of_their_job() -> None:
     ],
 )
 def test_a_node_that_ends_ends_the_others_but_never_a_lead_that_is_collecting(lead: Phase, member: Phase, ended: set[str]) -> None:
-    assert set(to_end(gang(at(lead), at(member)))) == ended
+    assert set(nodes_to_end(gang(at(lead), at(member)))) == ended
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["on", "die", "order"])), max_size=60)
@@ -238,15 +238,15 @@ def test_no_half_gang_is_left_once_everything_has_been_told(steps: list[tuple[in
                     _move(nodes, number, "on")
     alive = {node.is_active for node in nodes}
     assert len(alive) == 1
-    assert as_one(nodes[0], nodes[1:]).is_active is alive.pop()
+    assert fold_gang(nodes[0], nodes[1:]).is_active is alive.pop()
 
 
 def _move(nodes: list[Trial], number: int, what: str) -> None:
-    attempt, trial = newest(nodes[number]), as_one(nodes[0], nodes[1:])
-    if attempt.is_over or (what == "order" and nodes[number].spec.trial_id not in to_end(trial)):
+    attempt, trial = newest(nodes[number]), fold_gang(nodes[0], nodes[1:])
+    if attempt.is_over or (what == "order" and nodes[number].spec.trial_id not in nodes_to_end(trial)):
         return
     if what == "on" and attempt.phase in (Phase.WARMING, Phase.MEASURING) and number:
         return  # a member holds until it is told
     ended = Phase.COLLECTING if what == "die" else Phase.STOPPING
     phase = Phase(attempt.phase + 1) if what == "on" else max(attempt.phase, ended)
-    nodes[number] = nodes[number].changed(replace(attempt, phase=phase))
+    nodes[number] = nodes[number].with_attempt(replace(attempt, phase=phase))

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from fleet_controller.core.quarantine import (
-    ENOUGH,
-    LIKELY,
+    ALWAYS_HOST_FAULT,
+    HOST_STATES,
+    LIKELY_HOST_FAULT,
     PROBE_MOST_S,
-    STATES,
-    SURE,
-    Failed,
+    QUARANTINE_POINTS,
+    HostFailure,
     HostRecord,
     after_attempt,
     drain,
-    on_probation,
-    points,
+    failure_points,
+    host_state,
     probe_pause_s,
-    state_of,
+    put_on_probation,
     undrain,
 )
 from fleet_controller.core.retry import RULES
@@ -43,18 +43,18 @@ def failed(failure_class: str, kind: ErrorKind = ErrorKind.SERVER_EXITED) -> Att
 
 def weighed(record: HostRecord, *attempts: Attempt, elsewhere: bool = False) -> HostRecord:
     for number, attempt in enumerate(attempts, start=1):
-        record = after_attempt(record, f"t{number}", attempt, points(attempt, elsewhere), number)
+        record = after_attempt(record, f"t{number}", attempt, failure_points(attempt, elsewhere), number)
     return record
 
 
-@pytest.mark.parametrize("failure_class", sorted(SURE))
+@pytest.mark.parametrize("failure_class", sorted(ALWAYS_HOST_FAULT))
 def test_broken_hardware_sets_a_host_aside_at_once(failure_class: str) -> None:
     assert failure_class in FAILURES
     after = weighed(HostRecord("a"), failed(failure_class, ErrorKind.DEPLOY_FAILED))
     assert (after.aside, after.aside_since_unix_ns, after.setbacks) == (f"{failure_class} in t1", 1, 1)
 
 
-@pytest.mark.parametrize("failure_class", sorted(LIKELY))
+@pytest.mark.parametrize("failure_class", sorted(LIKELY_HOST_FAULT))
 def test_three_failures_of_the_hosts_own_in_a_row_set_it_aside(failure_class: str) -> None:
     attempt = failed(failure_class, ErrorKind.CONFLICT)
     assert weighed(HostRecord("a"), attempt, attempt).aside == ""
@@ -70,28 +70,28 @@ def test_a_good_trial_between_them_forgets_them() -> None:
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_what_is_the_users_or_ours_never_counts_and_forgets_nothing(kind: ErrorKind, elsewhere: bool) -> None:
     restarted = failed("agent_restarted", ErrorKind.AGENT_RESTARTED)
-    assert points(failed("whatever", kind), elsewhere) == 0
+    assert failure_points(failed("whatever", kind), elsewhere) == 0
     assert weighed(HostRecord("a"), restarted, restarted, failed("whatever", kind), restarted).aside
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RULES if kind not in (*USERS, ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE)])
 def test_a_failure_of_the_server_counts_only_where_the_variant_works_elsewhere(kind: ErrorKind) -> None:
-    assert [points(failed("nccl_timeout", kind), elsewhere) for elsewhere in (False, True)] == [0, 1]
+    assert [failure_points(failed("nccl_timeout", kind), elsewhere) for elsewhere in (False, True)] == [0, 1]
 
 
 @pytest.mark.parametrize("failure_class", ["nccl_peer_lost", "gang_hold_limit"])
 def test_what_followed_from_another_host_does_not_count(failure_class: str) -> None:
-    assert points(failed(failure_class), True) == 0
+    assert failure_points(failed(failure_class), True) == 0
 
 
 def test_an_attempt_that_no_agent_took_does_not_count() -> None:
-    assert points(replace(failed("agent_restarted", ErrorKind.AGENT_RESTARTED), agent_id=""), True) == 0
+    assert failure_points(replace(failed("agent_restarted", ErrorKind.AGENT_RESTARTED), agent_id=""), True) == 0
 
 
 def test_after_a_clean_look_the_next_trial_decides() -> None:
     restarted = failed("agent_restarted", ErrorKind.AGENT_RESTARTED)
     aside = weighed(HostRecord("a"), restarted, restarted, restarted)
-    back = on_probation(aside)
+    back = put_on_probation(aside)
     assert (back.aside, back.closed_for) == ("", "")
     again = weighed(back, restarted)
     assert again.aside
@@ -118,12 +118,12 @@ ENDS = st.sampled_from([OK, failed("gpu_lost"), failed("agent_restarted", ErrorK
 def test_a_host_is_set_aside_exactly_when_its_failures_in_a_row_make_enough(ends: list[Attempt]) -> None:
     in_a_row, aside = 0, False
     for end in ends:
-        in_a_row = 0 if end.outcome is Outcome.OK else in_a_row + points(end, False)
-        aside = aside or in_a_row >= ENOUGH
+        in_a_row = 0 if end.outcome is Outcome.OK else in_a_row + failure_points(end, False)
+        aside = aside or in_a_row >= QUARANTINE_POINTS
     record = weighed(HostRecord("a"), *ends)
     assert bool(record.aside) is aside
     assert len(record.failures) <= 5
-    assert not aside or sum(entry.points for entry in record.failures) >= ENOUGH
+    assert not aside or sum(entry.points for entry in record.failures) >= QUARANTINE_POINTS
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,18 @@ def test_a_host_is_set_aside_exactly_when_its_failures_in_a_row_make_enough(ends
     [({}, "free"), ({"busy": True}, "busy"), ({"busy": True, "drained": True}, "drained"), ({"away": True, "aside": True}, "away")],
 )
 def test_a_host_counts_under_one_word(holds: dict[str, bool], word: str) -> None:
-    assert state_of(holds) == word
+    assert host_state(holds) == word
 
 
 def test_each_named_failure_is_kept_with_its_trial() -> None:
     record = weighed(HostRecord("a"), failed("agent_restarted", ErrorKind.AGENT_RESTARTED))
-    assert record.failures == (Failed("t1", 1, "agent_restarted", 1),)
+    assert record.failures == (HostFailure("t1", 1, "agent_restarted", 1),)
 
 
 def test_every_state_of_hosts_has_a_number_for_prometheus() -> None:
     collectors = CollectorRegistry()
     series = HostSeries(collectors)
-    series.show({"free": 2, "aside": 1})
-    series.show({"free": 1, "drained": 2})
-    counts = {state: collectors.get_sample_value("fleet_hosts", {"state": state}) for state in STATES}
+    series.set_counts({"free": 2, "aside": 1})
+    series.set_counts({"free": 1, "drained": 2})
+    counts = {state: collectors.get_sample_value("fleet_hosts", {"state": state}) for state in HOST_STATES}
     assert counts == {"away": 0, "drained": 2, "aside": 0, "busy": 0, "free": 1}

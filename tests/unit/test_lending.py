@@ -8,25 +8,25 @@ import pytest
 
 from fleet_controller.core.gang import member_specs
 from fleet_controller.core.job import HostChoice, Job, LoadChoice
-from fleet_controller.core.schedule_inputs import Host, waiting_of, why_waits
+from fleet_controller.core.schedule_inputs import SchedulableHost, waiting_job_of, waiting_reason
 from fleet_controller.core.scheduler import next_starts
 from fleet_controller.core.trial_state import Trial
-from fleet_controller.planning.host_selection import Candidate
+from fleet_controller.planning.host_selection import HostCandidate
 from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.planning.load_host_assignment import (
-    cores,
-    lenders,
-    lending_findings,
-    lent_for_s,
+    load_host_findings,
+    load_host_limit_s,
+    load_hosts_of,
     load_plan,
+    shards_per_host,
 )
 from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, LoadPlan, TrialSpec, Workload
 
 ENGINE = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8}, gpus=8)
 JOB = Job("job", ENGINE, (Workload("w", concurrency=1, requests=1, output_tokens=1),), load=LoadChoice())
 FLEET = [
-    Candidate("gpu1"), Candidate("gpu2", {"role": "load"}), Candidate("load1", {"role": "load"}, load_only=True),
-    Candidate("load2", {"role": "load", "net": "fast"}, load_only=True),
+    HostCandidate("gpu1"), HostCandidate("gpu2", {"role": "load"}), HostCandidate("load1", {"role": "load"}, load_only=True),
+    HostCandidate("load2", {"role": "load", "net": "fast"}, load_only=True),
 ]  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def asking(**hosts: object) -> Job:
 
 
 def codes(job: Job, *hosts: str) -> list[str]:
-    return [finding.code for finding in lending_findings(job, FLEET, hosts)]
+    return [finding.code for finding in load_host_findings(job, FLEET, hosts)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def codes(job: Job, *hosts: str) -> list[str]:
     ],
 )
 def test_load_comes_from_hosts_that_match_and_get_no_trial_of_the_job(job: Job, hosts: tuple[str, ...], found: tuple[str, ...]) -> None:
-    assert lenders(job, FLEET, hosts) == found
+    assert load_hosts_of(job, FLEET, hosts) == found
     assert codes(job, *hosts) == []
 
 
@@ -70,7 +70,7 @@ def test_load_hosts_that_cannot_be_had_are_told() -> None:
     ],
 )
 def test_each_host_has_a_core_for_every_shard_that_is_dealt_to_it(load: LoadPlan, found: dict[str, int]) -> None:
-    assert cores(load) == found
+    assert shards_per_host(load) == found
 
 
 def test_every_trial_carries_its_load_hosts_and_the_members_of_a_gang_do_not() -> None:
@@ -84,38 +84,38 @@ def test_every_trial_carries_its_load_hosts_and_the_members_of_a_gang_do_not() -
 
 def test_a_load_host_stays_longer_than_its_attempt_may_take() -> None:
     spec = TrialSpec(engine=replace(ENGINE, ready_timeout_s=100, stop_timeout_s=10), workloads=JOB.workloads)
-    assert lent_for_s(replace(spec, witness=True)) > lent_for_s(spec) > 100 + 20 * 600
+    assert load_host_limit_s(replace(spec, witness=True)) > load_host_limit_s(spec) > 100 + 20 * 600
 
 
 def trial(name: str, host: str, *load: str) -> Trial:
     return Trial(TrialSpec(trial_id=name, host=host, engine=ENGINE, load=LoadPlan(load)))
 
 
-def begun(hosts: list[Host], *jobs: list[Trial]) -> list[str]:
-    waiting = [waiting_of(f"job{number}", trials) for number, trials in enumerate(jobs)]
+def begun(hosts: list[SchedulableHost], *jobs: list[Trial]) -> list[str]:
+    waiting = [waiting_job_of(f"job{number}", trials) for number, trials in enumerate(jobs)]
     return [start.trial_id for start in next_starts(waiting, hosts, 0)]
 
 
 def test_one_load_host_serves_one_trial_at_a_time() -> None:
-    hosts = [Host("gpu1"), Host("gpu2"), Host("load1", closed_for="it serves load only")]
+    hosts = [SchedulableHost("gpu1"), SchedulableHost("gpu2"), SchedulableHost("load1", closed_for="it serves load only")]
     assert begun(hosts, [trial("a", "gpu1", "load1"), trial("b", "gpu2", "load1")]) == ["a"]
-    assert begun([*hosts[:2], replace(hosts[2], lends=False)], [trial("a", "gpu1", "load1"), trial("c", "gpu2")]) == ["c"]
+    assert begun([*hosts[:2], replace(hosts[2], can_lend_load=False)], [trial("a", "gpu1", "load1"), trial("c", "gpu2")]) == ["c"]
 
 
 def test_a_host_that_sends_load_gets_no_trial_meanwhile() -> None:
-    assert begun([Host("gpu1"), Host("gpu2")], [trial("a", "gpu1", "gpu2")], [trial("b", "gpu2")]) == ["a"]
+    assert begun([SchedulableHost("gpu1"), SchedulableHost("gpu2")], [trial("a", "gpu1", "gpu2")], [trial("b", "gpu2")]) == ["a"]
 
 
 def test_a_trial_whose_turn_it_is_keeps_its_busy_load_host_from_jobs_behind_it() -> None:
-    hosts = [Host("gpu1", running=1), Host("gpu2"), Host("load1", closed_for="it serves load only")]
+    hosts = [SchedulableHost("gpu1", running=1), SchedulableHost("gpu2"), SchedulableHost("load1", closed_for="it serves load only")]
     older, younger = [trial("a", "gpu1", "load1")], [trial("b", "gpu2", "load1")]
-    assert begun([replace(hosts[0], running=0), hosts[1], replace(hosts[2], lends=False)], older, younger) == []
+    assert begun([replace(hosts[0], running=0), hosts[1], replace(hosts[2], can_lend_load=False)], older, younger) == []
     assert begun([replace(hosts[0], running=0), *hosts[1:]], older, younger) == ["a"]
 
 
 def test_a_lost_load_host_holds_up_only_those_who_need_it_and_is_told() -> None:
-    away = Host("load1", closed_for="away", lends_not_for="away")
-    assert begun([Host("gpu1"), away], [trial("a", "gpu1", "load1")], [trial("b", "gpu1")]) == ["b"]
-    waiting = waiting_of("job", [trial("a", "gpu1", "load1")])
-    assert why_waits(waiting, {"gpu1": Host("gpu1"), "load1": away}) == "load host load1 (away)"
-    assert why_waits(waiting, {"gpu1": Host("gpu1")}) == "load host load1 (not known to this controller)"
+    away = SchedulableHost("load1", closed_for="away", no_load_reason="away")
+    assert begun([SchedulableHost("gpu1"), away], [trial("a", "gpu1", "load1")], [trial("b", "gpu1")]) == ["b"]
+    waiting = waiting_job_of("job", [trial("a", "gpu1", "load1")])
+    assert waiting_reason(waiting, {"gpu1": SchedulableHost("gpu1"), "load1": away}) == "load host load1 (away)"
+    assert waiting_reason(waiting, {"gpu1": SchedulableHost("gpu1")}) == "load host load1 (not known to this controller)"

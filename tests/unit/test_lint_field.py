@@ -10,7 +10,7 @@ import pytest
 
 from fleet_controller.importers.sweep_job import sweep_job
 from fleet_controller.job_file.job_loader import load_job
-from fleet_controller.planning.equivalence import twins
+from fleet_controller.planning.equivalence import equivalent_variants
 from fleet_controller.planning.job_plan import make_variants
 from fleet_controller.yaml.findings import Finding, JobRejected
 from fleet_knowledge.sglang.speculation.sweep_notation import distinct_servers, expand_sweep
@@ -69,7 +69,7 @@ def test_lint_of_a_sweep_written_as_levels_finds_the_entry_that_repeats_another(
     assert [finding.key for finding in told if finding.code == "arm_without_effect"] == ["factors.speculation.third"]
     assert [finding.key.rpartition(".")[2] for finding in told if finding.code == "spec_tree_overflow"] == [expected["overflow"]]
     job = load_job(text, "job.yaml").job
-    found = twins(job, make_variants(job))
+    found = equivalent_variants(job, make_variants(job))
     assert [twin.variant.name for twin in found] == expected["pruned"]
     assert [twin.same_as.name for twin in found] == expected["same_as"]
 

@@ -18,7 +18,7 @@ from fleet_agent.load.cluster.membership import (
     ray_environment,
 )
 from fleet_controller.pki.certificate_builder import is_issued_by
-from fleet_controller.pki.load_cluster_ca import ClusterTrust
+from fleet_controller.pki.load_cluster_ca import LoadClusterAuthority
 
 PART = Membership("trial", 2, "load1", "10.0.0.7", "10.0.0.1:4000", cores=2, hosts=("load1", "load2"), shards=4)
 SECRETS = ClusterSecrets("aa" * 32, "authority", "certificate", "the key")
@@ -50,7 +50,7 @@ def test_every_node_is_told_to_want_token_and_certificate_and_to_notice_a_loss_s
 
 
 def test_a_certificate_of_a_cluster_is_for_one_address_at_both_ends_and_for_no_other_cluster() -> None:
-    trust, other = ClusterTrust(NOW), ClusterTrust(NOW)
+    trust, other = LoadClusterAuthority(NOW), LoadClusterAuthority(NOW)
     issued = trust.issue("load1", "10.0.0.7")
     certificate = x509.load_pem_x509_certificate(issued.certificate_pem)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

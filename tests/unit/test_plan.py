@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.planning.estimate import estimate, gpu_hours
+from fleet_controller.planning.estimate import estimate_seconds, gpu_hours
 from fleet_controller.planning.job_plan import make_plan, trial_id, trial_spec
 from fleet_knowledge.sglang.parallelism import count_needed_gpus
 from fleet_protos.codec import from_proto, to_proto
@@ -204,9 +204,9 @@ def test_a_finding_stands_where_the_file_has_its_key() -> None:
 
 def test_hosts_are_chosen_by_name_and_label() -> None:
     known = {"b": {"gpu": "h200"}, "a": {"gpu": "h200", "rack": "1"}, "c": {"gpu": "b200"}}
-    assert HostChoice().among(known) == ("a", "b", "c")
-    assert HostChoice(labels={"gpu": "h200"}).among(known) == ("a", "b")
-    assert HostChoice(names=("b", "c", "gone"), labels={"gpu": "h200"}).among(known) == ("b",)
+    assert HostChoice().matching(known) == ("a", "b", "c")
+    assert HostChoice(labels={"gpu": "h200"}).matching(known) == ("a", "b")
+    assert HostChoice(names=("b", "c", "gone"), labels={"gpu": "h200"}).matching(known) == ("b",)
 
 
 def test_the_plan_as_json_holds_variants_and_the_order() -> None:
@@ -226,7 +226,7 @@ def test_the_plan_as_json_holds_variants_and_the_order() -> None:
 
 def test_the_estimate_grows_with_launches_and_not_with_hosts_side_by_side() -> None:
     def seconds(job: Job, *hosts: str) -> float:
-        return estimate(make_plan(job, hosts), job)
+        return estimate_seconds(make_plan(job, hosts), job)
 
     plain = replace(JOB, engine=replace(ENGINE, proof="off"))
     assert seconds(replace(plain, launches=6), "h1") == pytest.approx(2 * seconds(plain, "h1"))
@@ -236,19 +236,19 @@ def test_the_estimate_grows_with_launches_and_not_with_hosts_side_by_side() -> N
 
 def test_the_estimate_holds_the_witnesses_once_for_each_variant() -> None:
     plain = replace(JOB, engine=replace(ENGINE, proof="off"))
-    extra = estimate(make_plan(JOB, ["h1"]), JOB) - estimate(make_plan(plain, ["h1"]), plain)
+    extra = estimate_seconds(make_plan(JOB, ["h1"]), JOB) - estimate_seconds(make_plan(plain, ["h1"]), plain)
     more = replace(JOB, launches=9), replace(plain, launches=9)
     assert extra > 4 * 300
-    assert estimate(make_plan(more[0], ["h1"]), more[0]) - estimate(make_plan(more[1], ["h1"]), more[1]) == pytest.approx(extra)
+    assert estimate_seconds(make_plan(more[0], ["h1"]), more[0]) - estimate_seconds(make_plan(more[1], ["h1"]), more[1]) == pytest.approx(extra)
 
 
 def test_a_simulated_job_costs_no_gpu_hours_and_runs_at_its_time_scale() -> None:
     simulated = replace(JOB, engine=replace(ENGINE, kind=EngineKind.SIMULATED, simulation=Simulation(time_scale=20.0)))
     plan = make_plan(simulated, ["h1"])
     assert gpu_hours(plan, simulated) == 0
-    assert estimate(plan, simulated) < estimate(make_plan(JOB, ["h1"]), JOB) / 20
+    assert estimate_seconds(plan, simulated) < estimate_seconds(make_plan(JOB, ["h1"]), JOB) / 20
 
 
 def test_an_open_loop_lasts_its_duration() -> None:
     job = replace(JOB, workloads=(Workload(name="open", rate_per_s=4, duration_s=3600, output_tokens=10),), launches=1)
-    assert estimate(make_plan(job, ["h1"]), job) > 6 * 5 * 3600
+    assert estimate_seconds(make_plan(job, ["h1"]), job) > 6 * 5 * 3600

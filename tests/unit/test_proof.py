@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
-from fleet_controller.planning.job_plan import make_plan, placed_on, trial_spec
+from fleet_controller.planning.job_plan import make_plan, place_on_host, trial_spec
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", python="p", args={"tp_size": 8})
@@ -35,8 +35,8 @@ def test_the_first_trial_of_each_variant_on_each_host_has_a_witness(mode: str) -
 def test_a_block_that_may_go_anywhere_has_its_witnesses_where_the_job_has_not_been() -> None:
     movable = specs(replace(JOB, hosts=HostChoice(every_host=False)), "h1", "h2")
     assert {(spec.host, spec.witness) for spec in movable} == {("", True)}
-    assert placed_on(movable[0], "h2", been={"h1"}) == replace(movable[0], host="h2")
-    assert placed_on(movable[0], "h1", been={"h1"}) == replace(movable[0], host="h1", witness=False)
+    assert place_on_host(movable[0], "h2", hosts_used={"h1"}) == replace(movable[0], host="h2")
+    assert place_on_host(movable[0], "h1", hosts_used={"h1"}) == replace(movable[0], host="h1", witness=False)
 
 
 @pytest.mark.parametrize("mode", ["timed", "off"])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from fleet_controller.core.controller_api import HostStatus
-from fleet_controller.pki.expiry import Expiring, warning
-from fleet_controller.pki.issued_certificates import read_ledger
+from fleet_controller.pki.expiry import ExpiringCertificate, expiry_warning
+from fleet_controller.pki.issued_certificates import read_issued
 from fleet_controller.report.host_output import hosts_table
 from fleet_transport.certificate import Certificate
 from fleet_transport.revocation_list import Revocation, parse_revocations
@@ -72,10 +72,10 @@ def test_an_error_that_is_not_known_is_still_told(reason: str) -> None:
 
 
 def test_a_warning_begins_30_days_before_the_end_and_says_what_to_do() -> None:
-    agent = Expiring("agent", "gpu01", NOW_S + 30 * DAY_S)
+    agent = ExpiringCertificate("agent", "gpu01", NOW_S + 30 * DAY_S)
     assert (agent.is_near(NOW_S), agent.is_near(NOW_S + 1)) == (False, True)
-    assert warning(agent, NOW_S + 1) == "the certificate of host gpu01 ends in 29 days, on 2026-10-21: fleetctl deploy gpu01 renews it"
-    ended = warning(Expiring("controller", "controller", NOW_S - 1), NOW_S)
+    assert expiry_warning(agent, NOW_S + 1) == "the certificate of host gpu01 ends in 29 days, on 2026-10-21: fleetctl deploy gpu01 renews it"
+    ended = expiry_warning(ExpiringCertificate("controller", "controller", NOW_S - 1), NOW_S)
     assert ended == "the certificate of the controller ended on 2026-09-21: fleetctl trust rotate renews it"
 
 
@@ -90,7 +90,7 @@ def test_a_host_list_tells_of_a_certificate_that_ends_soon_and_of_no_other() -> 
 @given(some.recursive(some.none() | some.integers() | some.text(max_size=5), lambda part: some.lists(part) | some.dictionaries(KEYS, part)))
 def test_any_json_is_a_list_of_certificates_or_told_to_be_none(value: object) -> None:
     content = json.dumps(value)
-    for read in (read_ledger, parse_revocations):
+    for read in (read_issued, parse_revocations):
         try:
             read(content.encode())
         except ValueError as error:

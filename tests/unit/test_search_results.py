@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from fleet_controller.analysis.compare_runs import (
     Comparison,
-    Conditions,
-    Row,
+    ComparisonConditions,
+    ComparisonRow,
     compare,
     compare_jobs,
 )
 from fleet_controller.analysis.launches import launches_of
-from fleet_controller.analysis.slo_limits import found
+from fleet_controller.analysis.slo_limits import all_limits
 from fleet_controller.analysis.verdict import Verdict
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
-from fleet_controller.core.event_rules import believed
+from fleet_controller.core.event_rules import sanitize_event
 from fleet_controller.report.comparison_output import (
     comparison_csv,
     comparison_json,
@@ -62,12 +62,12 @@ def launches(variant: str, brackets: Sequence[Bracket], of: str = RATE, ended: s
     return [run for block, bracket in enumerate(brackets, start=1) for run in a_search(variant, block, bracket, ended, of)]
 
 
-def row_of(comparison: Comparison, variant: str) -> Row:
+def row_of(comparison: Comparison, variant: str) -> ComparisonRow:
     (row,) = [row for row in comparison.rows if row.variant == variant]
     return row
 
 
-def compared(base: Sequence[Bracket], new: Sequence[Bracket], of: str = RATE, margin: float = 0.02) -> Row:
+def compared(base: Sequence[Bracket], new: Sequence[Bracket], of: str = RATE, margin: float = 0.02) -> ComparisonRow:
     return row_of(compare(launches("base", base, of) + launches("new", new, of), "base", margin=margin), "new")
 
 
@@ -88,7 +88,7 @@ def test_other_workloads_of_the_job_keep_their_metrics() -> None:
 
 def test_a_search_that_no_run_reached_has_its_row() -> None:
     runs = [replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1, metrics={"output_tok_s": 80.0}))]
-    conditions = Conditions(planned=(("base", "h1"),), workloads=("single", "open"), searches={"open": RATE})
+    conditions = ComparisonConditions(planned=(("base", "h1"),), workloads=("single", "open"), searches={"open": RATE})
     row = compare(runs, "base", conditions=conditions).rows[-1]
     assert (row.metric, row.mean, row.reason) == ("highest_rate_per_s", None, "no valid launch")
 
@@ -192,12 +192,12 @@ def test_an_attempt_that_failed_in_its_search_is_no_launch() -> None:
     again = [replace(stored, attempt=2) for stored in a_search("base", 1, (12, 12.6))]
     [row] = compare([*failed, *again], "base").rows
     assert (row.launches, row.mean, row.runs) == (1, 12, 3)
-    assert [(limit.attempt, limit.met) for limit in found([*failed, *again])] == [(1, 10), (2, 12)]
+    assert [(limit.attempt, limit.met) for limit in all_limits([*failed, *again])] == [(1, 10), (2, 12)]
 
 
 def test_an_external_server_has_its_limit_and_no_verdict() -> None:
     runs = launches("base", [(10, 10.5)])
-    [row] = compare(runs, "base", conditions=Conditions(engine="external")).rows
+    [row] = compare(runs, "base", conditions=ComparisonConditions(engine="external")).rows
     assert (row.launches, row.mean, row.interval) == (0, 10, None)
 
 
@@ -208,7 +208,7 @@ def test_gates_of_a_row_are_not_those_by_which_a_load_was_not_met() -> None:
 
 def test_two_jobs_are_compared_by_their_searches() -> None:
     before, after = (launches("v", [(low, low * 1.04)] * 3) for low in (10, 13))
-    [row] = compare_jobs((Conditions("a"), before), (Conditions("b"), after), 0.95, 0.02).rows
+    [row] = compare_jobs((ComparisonConditions("a"), before), (ComparisonConditions("b"), after), 0.95, 0.02).rows
     assert (row.metric, row.method, row.verdict) == ("highest_rate_per_s", "unpaired", Verdict.FASTER)
 
 
@@ -232,11 +232,11 @@ def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
     ],
 )  # fmt: skip
 def test_loads_that_cannot_be_are_not_believed(odd: Searched) -> None:
-    event, _ = believed(Event(1, 1, "t", 1, 0, Phase.MEASURING, RunFinished(RunResult("open", 1, searched=odd))))
+    event, _ = sanitize_event(Event(1, 1, "t", 1, 0, Phase.MEASURING, RunFinished(RunResult("open", 1, searched=odd))))
     assert isinstance(event.body, RunFinished)
     assert event.body.run.searched == Searched()
     sound = replace(event, body=RunFinished(a_search("v", 1, (1, 2))[0].run))
-    assert believed(sound)[0] == sound
+    assert sanitize_event(sound)[0] == sound
 
 
 BRACKETS = st.tuples(st.sampled_from([0.0, 1.0, 1e-9, 3.0, 1e15]), st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e15]))
@@ -246,7 +246,7 @@ BRACKETS = st.tuples(st.sampled_from([0.0, 1.0, 1e-9, 3.0, 1e15]), st.sampled_fr
 @given(st.lists(BRACKETS, max_size=3), st.lists(BRACKETS, max_size=3), st.sampled_from([RATE, CONCURRENCY]))
 def test_whatever_searches_tell_a_comparison_can_be_shown_and_written(base: list[Bracket], new: list[Bracket], of: str) -> None:
     runs = launches("base", [(1, 2), *base], of) + launches("new", new, of)
-    comparison = compare(runs, "base", conditions=Conditions(planned=(("base", "h1"), ("new", "h1")), workloads=("open",)))
+    comparison = compare(runs, "base", conditions=ComparisonConditions(planned=(("base", "h1"), ("new", "h1")), workloads=("open",)))
     assert json.loads(json.dumps(comparison_json(comparison), allow_nan=False))["rows"]
     assert comparison_text(comparison, 60, False) and comparison_text(comparison, None, False) and comparison_csv(comparison)
     json.dumps(show_json(JobDetail(JobSummary("job")), runs), allow_nan=False)

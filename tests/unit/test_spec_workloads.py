@@ -25,7 +25,7 @@ from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.job_file.job_models import job_schema
 from fleet_controller.job_file.workload_files import BadWorkloadFile, read_prompts, read_trace
-from fleet_controller.planning.estimate import estimate, trial_seconds
+from fleet_controller.planning.estimate import estimate_seconds, trial_seconds
 from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.yaml.findings import ERROR, JobRejected
 from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, pack, unpack
@@ -134,8 +134,8 @@ def test_the_guess_of_the_time_knows_ramps_and_drawn_lengths() -> None:
             "a: {concurrency: 1, output_tokens: 200}",
         )
     )
-    assert estimate(make_plan(ramp, ["h"]), ramp) == estimate(make_plan(rate, ["h"]), rate)
-    assert estimate(make_plan(even, ["h"]), even) == estimate(make_plan(fixed, ["h"]), fixed)
+    assert estimate_seconds(make_plan(ramp, ["h"]), ramp) == estimate_seconds(make_plan(rate, ["h"]), rate)
+    assert estimate_seconds(make_plan(even, ["h"]), even) == estimate_seconds(make_plan(fixed, ["h"]), fixed)
 
 
 def test_workloads_go_into_a_plan_as_json() -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.core.fairness import joins_at
+from fleet_controller.core.fairness import initial_host_time
 from fleet_controller.core.gang import member_specs
 from fleet_controller.core.job import HostChoice
-from fleet_controller.core.schedule_inputs import Host, why_waits
-from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.schedule_inputs import SchedulableHost, waiting_reason
+from fleet_controller.core.scheduler import TrialStart, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial
-from fleet_controller.jobs.job_index import Board
+from fleet_controller.jobs.job_index import JobIndex
 from fleet_controller.store.store import JobRow
 from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, Outcome, Phase, TrialSpec
 
@@ -55,7 +55,7 @@ def trials_of(name: str, shape: Shape, hosts: tuple[str, ...] = NAMES) -> list[T
 class Play:
     """A controller's board and its hosts, played in model time: each trial ends after its job's seconds."""
 
-    board: Board = field(default_factory=Board)
+    board: JobIndex = field(default_factory=JobIndex)
     closed: dict[str, str] = field(default_factory=dict)
     now_s: int = 1
     seconds: dict[str, int] = field(default_factory=dict)
@@ -64,25 +64,25 @@ class Play:
 
     def submit(self, name: str, shape: Shape, hosts: tuple[str, ...] = NAMES) -> None:
         choice = HostChoice(hosts, every_host=shape.pinned, share=shape.share, part=shape.gpus / GPUS if shape.share else 1.0)
-        joined_s = joins_at(self.board.standing(shape.priority))
+        joined_s = initial_host_time(self.board.host_times(shape.priority))
         row = JobRow(name, name, "", "", self.now_s, "simulated", 1.0, 60.0, False, shape.priority, choice.to_json(), joined_s)
         self.seconds[name] = shape.seconds
-        self.board.put(row, trials_of(name, shape, hosts))
+        self.board.add(row, trials_of(name, shape, hosts))
 
-    def hosts(self) -> list[Host]:
-        running = self.board.running()
+    def hosts(self) -> list[SchedulableHost]:
+        running = self.board.running_by_host()
         return [self._host(name, running.get(name, [])) for name in NAMES]
 
-    def _host(self, name: str, running: list[Trial]) -> Host:
+    def _host(self, name: str, running: list[Trial]) -> SchedulableHost:
         free = GPUS - sum(trial.spec.engine.gpus for trial in running)
         lets_in = all(trial.spec.shared for trial in running)
-        return Host(name, {}, self.closed.get(name, ""), len(running), lets_in, {SIMULATED: GPUS}, {SIMULATED: free})
+        return SchedulableHost(name, {}, self.closed.get(name, ""), len(running), lets_in, {SIMULATED: GPUS}, {SIMULATED: free})
 
     def is_over(self, job: str) -> bool:
         """What has been over for a while leaves the board."""
         return job not in self.board.jobs or self.board.jobs[job].is_over
 
-    def decide(self) -> tuple[Start, ...]:
+    def decide(self) -> tuple[TrialStart, ...]:
         """Begin what is next, checked against what must always hold."""
         before = {host.name: host for host in self.hosts()}
         starts = next_starts((job.waiting for job in self.board.open_jobs), before.values(), self.now_s * 10**9)
@@ -90,19 +90,19 @@ class Play:
             hosts = (start.host, *(host for _, host in start.members))
             assert len(set(hosts)) == len(hosts)
             assert not any(self.closed.get(host) for host in hosts)
-            self.board.place(self.board.going_to(start))
+            self.board.assign_hosts(self.board.specs_for_start(start))
             job = self.board.job_of(start.trial_id)
             assert job is not None
             assert job.trials[start.trial_id].hosts == hosts  # all of a gang, where its nodes are
             for node in (start.trial_id, *(node for node, _ in start.members)):
-                self.board.change(node, Attempt(start.attempt, "agent", Phase.LAUNCHING, started_unix_ns=self.now_s * 10**9))
+                self.board.update_attempt(node, Attempt(start.attempt, "agent", Phase.LAUNCHING, started_unix_ns=self.now_s * 10**9))
             self.ends[start.trial_id] = self.now_s + self.seconds[job.row.job_id]
             self.log.append((self.now_s, job.row.job_id, start.trial_id))
         self._check_company()
         return starts
 
     def _check_company(self) -> None:
-        for trials in self.board.running().values():
+        for trials in self.board.running_by_host().values():
             assert len(trials) == 1 or all(trial.spec.shared for trial in trials)
             assert sum(trial.spec.engine.gpus for trial in trials) <= GPUS
 
@@ -116,7 +116,7 @@ class Play:
         assert job is not None
         for node in [node.spec.trial_id for node in job.trials[trial_id].nodes or (job.trials[trial_id],)]:
             over = replace(job.nodes[node].attempts[-1], phase=Phase.OVER, outcome=Outcome.OK, ended_unix_ns=self.now_s * 10**9)
-            self.board.change(node, over)
+            self.board.update_attempt(node, over)
         return True
 
     def to_the_end(self) -> None:
@@ -165,7 +165,7 @@ def test_hosts_that_are_closed_get_nothing_and_hold_up_nobody_else(plays: list[t
     play.to_the_end()
     hosts = {host.name: host for host in play.hosts()}
     for job in play.board.open_jobs:
-        assert why_waits(job.waiting, hosts)  # what is left over could not run, and says why
+        assert waiting_reason(job.waiting, hosts)  # what is left over could not run, and says why
         for trials in job.waiting.pinned.values():
             assert any(host in closed for host in trials[0].hosts)
     play.closed = {}

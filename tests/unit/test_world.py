@@ -24,13 +24,13 @@ from fleet_protos.trial_types import (
     TrialSpec,
     Workload,
 )
-from tests.unit.world import Host
+from tests.unit.world import ModelHost
 from tests.unit.world_controller import (
-    PATIENCE_S,
-    Controller,
-    Line,
+    GIVE_UP_S,
+    ModelConnection,
+    ModelController,
+    ModelStore,
     Request,
-    Store,
     StoreFull,
     nodes_of,
 )
@@ -67,26 +67,26 @@ class World:
     """Everything, and one seed."""
 
     rng: random.Random
-    hosts: dict[str, Host] = field(default_factory=dict)
-    store: Store = field(default_factory=lambda: Store({}))
+    hosts: dict[str, ModelHost] = field(default_factory=dict)
+    store: ModelStore = field(default_factory=lambda: ModelStore({}))
     now_s: float = 1000.0
     wire: list[Request] = field(default_factory=list)
     said: list[Request] = field(default_factory=list)
-    past: list[Controller] = field(default_factory=list)  # processes that were replaced and may still wake up
+    past: list[ModelController] = field(default_factory=list)  # processes that were replaced and may still wake up
     wiped: int = 0
     told: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, seed: int) -> World:
         rng = random.Random(seed)
-        world = cls(rng, {name: Host(name, rng, f"agent-{name}", now_s=1000.0) for name in HOSTS})
-        world.store = Store(nodes_of(specs(gang=seed % 3 == 2)))
+        world = cls(rng, {name: ModelHost(name, rng, f"agent-{name}", now_s=1000.0) for name in HOSTS})
+        world.store = ModelStore(nodes_of(specs(gang=seed % 3 == 2)))
         for host in world.hosts.values():
             host.boot()
-        world.controller = Controller(world.store, world.hosts.values(), world.now_s)
+        world.controller = ModelController(world.store, world.hosts.values(), world.now_s)
         return world
 
-    controller: Controller = None  # type: ignore[assignment] # made by `of`
+    controller: ModelController = None  # type: ignore[assignment] # made by `of`
 
     # One step
 
@@ -96,9 +96,9 @@ class World:
         try:
             getattr(self, f"_{what}")()
         except (StoreFull, Conflict):  # as the shell: the line is made anew, the decision taken again
-            for line in self.controller.lines.values():
+            for line in self.controller.connections.values():
                 if what == "hear":
-                    self.controller.hang_up(line)
+                    self.controller.disconnect(line)
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -107,18 +107,18 @@ class World:
             host.now_s = self.now_s
 
     @property
-    def _host(self) -> Host:
+    def _host(self) -> ModelHost:
         return self.rng.choice(list(self.hosts.values()))
 
     @property
-    def _line(self) -> Line:
-        return self.rng.choice(list(self.controller.lines.values()))
+    def _line(self) -> ModelConnection:
+        return self.rng.choice(list(self.controller.connections.values()))
 
     def _work(self) -> None:
         self._host.work()
 
     def _hear(self) -> None:
-        self.controller.hear(self._line)
+        self.controller.read_event(self._line)
 
     def _tick(self) -> None:
         self.controller.tick()
@@ -139,7 +139,7 @@ class World:
             request.sender.answer(request, self.rng)
             assert not is_replaced or before == self._state_of(host), "a controller that was replaced was obeyed"
 
-    def _state_of(self, host: Host) -> tuple[int, int, int]:
+    def _state_of(self, host: ModelHost) -> tuple[int, int, int]:
         return host.last_sequence, host.acknowledged, len(host.process.runners) if host.process else 0
 
     def _acknowledge(self) -> None:
@@ -179,7 +179,7 @@ class World:
         self._host.linked = True
 
     def _line_breaks(self) -> None:
-        self.controller.hang_up(self._line)
+        self.controller.disconnect(self._line)
 
     def _kill_server(self) -> None:
         host = self._host
@@ -209,13 +209,13 @@ class World:
     def _kill_controller(self) -> None:
         self.controller.die()
         self.past.append(self.controller)
-        self.controller = Controller(self.store, self.hosts.values(), self.now_s)
+        self.controller = ModelController(self.store, self.hosts.values(), self.now_s)
 
     def _long_absence(self) -> None:
-        self.pass_time(PATIENCE_S + 1)
+        self.pass_time(GIVE_UP_S + 1)
 
     def _cancel(self) -> None:
-        self.store.check(self.controller.epoch)
+        self.store.require_epoch(self.controller.epoch)
         self.store.cancelled = True
 
     def _twice(self) -> None:
@@ -257,7 +257,7 @@ class World:
 
     @property
     def is_quiet(self) -> bool:
-        lines = self.controller.lines.values()
+        lines = self.controller.connections.values()
         heard = all(line.connected and line.stored == line.host.last_sequence for line in lines)
         idle = all(host.process is not None and not host.process.runners for host in self.hosts.values())
         return heard and idle and self.store.is_over and all(request.verb == "acknowledge" for request in self.wire)
@@ -275,7 +275,7 @@ class World:
             self._check_journal(host)
         self._check_attempts()
 
-    def _check_journal(self, host: Host) -> None:
+    def _check_journal(self, host: ModelHost) -> None:
         """Everything that the journal ever held is stored, once, and each trial in it ended once."""
         stored = [event for (agent_id, _), event in self.store.events.items() if agent_id == host.agent_id]
         ours = [event for event in host.journal if (event.trial_id, event.attempt, host.agent_id) not in self.store.foreign]

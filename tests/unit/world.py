@@ -46,7 +46,7 @@ class Process:
 
 
 @dataclass
-class Host:
+class ModelHost:
     """One machine. `journal`, `acknowledged` and `lease` lie on its disk; `servers` live until the power goes or somebody ends them."""
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fleet_controller.analysis.launches import (
     GateCount,
-    Launch,
+    MeasuredLaunch,
     gate_counts,
     launches_of,
     minutes_per_launch,
@@ -15,12 +15,12 @@ from fleet_controller.analysis.launches import (
 )
 from fleet_controller.analysis.slo_limits import (
     METRIC_OF,
-    Limit,
+    SloLimit,
+    finished_limits,
     is_searched,
-    limits_of,
-    mean_of,
+    limit_ratio,
+    mean_limit,
     open_notes,
-    ratio_of,
 )
 from fleet_controller.analysis.statistics import (
     Interval,
@@ -31,12 +31,12 @@ from fleet_controller.analysis.statistics import (
     welch_ratio,
 )
 from fleet_controller.analysis.verdict import (
-    Answer,
+    Judgement,
     Needs,
     Question,
     Verdict,
-    answer,
-    without_interval,
+    judge_ratio,
+    judge_without_interval,
 )
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.errors import ConfigError
@@ -52,7 +52,7 @@ SIMULATED = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class ComparisonConditions:
     """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too;
     `workloads` those of the job, in its order.
 
@@ -69,7 +69,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One variant on one host under one workload, by one metric. `mean` and `interval` in the metric's unit, ratios without.
 
     The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`, `unpaired` or empty. `limits`: what the
@@ -92,7 +92,7 @@ class Row:
     gates: tuple[GateCount, ...]
     accept_length: float | None
     method: str = ""
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[SloLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,17 @@ class Comparison:
     time_scale: float
     baseline: str
     question: Question
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _LaunchSet:
     """The launches of one variant on one host under one workload."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[MeasuredLaunch, ...]
     runs: tuple[StoredRun, ...]
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[SloLimit, ...] = ()
 
     def values(self, metric: str) -> list[float]:
         return [launch.values[metric] for launch in self.launches if metric in launch.values]
@@ -124,7 +124,7 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _SharedSettings:
     """What all rows of one comparison share."""
 
     question: Question
@@ -135,14 +135,14 @@ class _Frame:
 
 
 def compare(
-    runs: Sequence[StoredRun], baseline: str, confidence: float = 0.95, margin: float = 0.02, conditions: Conditions | None = None
+    runs: Sequence[StoredRun], baseline: str, confidence: float = 0.95, margin: float = 0.02, conditions: ComparisonConditions | None = None
 ) -> Comparison:
     """Every variant against `baseline` on the same host, paired by block where two blocks hold both.
 
     Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out of range.
     """
-    conditions = conditions or Conditions()
-    frame = _Frame(_question(confidence, margin), conditions.engine, minutes_per_launch(runs), True, conditions.failures)
+    conditions = conditions or ComparisonConditions()
+    frame = _SharedSettings(_question(confidence, margin), conditions.engine, minutes_per_launch(runs), True, conditions.failures)
     variants = _first_seen([variant for variant, _ in conditions.planned], [stored.variant for stored in runs])
     if variants and baseline not in variants:
         raise ConfigError(f"baseline {baseline!r} is not a variant of this job", f"one of: {', '.join(variants)}")
@@ -150,17 +150,17 @@ def compare(
     sides = _sides(runs)
     rows = []
     for host, workload, metric in _cells(runs, conditions):
-        reference = sides.get((baseline, host, workload), _Side((), ()))
+        reference = sides.get((baseline, host, workload), _LaunchSet((), ()))
         for variant in variants:
             if (variant, host, workload) in sides or (variant, host) in conditions.planned:
-                side = sides.get((variant, host, workload), _Side((), ()))
+                side = sides.get((variant, host, workload), _LaunchSet((), ()))
                 row = _row((variant, host, workload, metric), side, frame)
-                rows.append(row if variant == baseline else _judged(row, side, reference, frame, baseline))
+                rows.append(row if variant == baseline else _judge_row(row, side, reference, frame, baseline))
     return _comparison(conditions, baseline, frame.question, rows)
 
 
 def compare_jobs(
-    before: tuple[Conditions, Sequence[StoredRun]], after: tuple[Conditions, Sequence[StoredRun]], confidence: float, margin: float
+    before: tuple[ComparisonConditions, Sequence[StoredRun]], after: tuple[ComparisonConditions, Sequence[StoredRun]], confidence: float, margin: float
 ) -> Comparison:
     """Each variant of `after` against the one of the same name, host and workload in `before`, unpaired.
 
@@ -173,7 +173,7 @@ def compare_jobs(
             "compare two jobs that ran on the same kind of engine",
         )
     external = EXTERNAL if EXTERNAL in (old.engine, new.engine) else new.engine
-    frame = _Frame(_question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures)
+    frame = _SharedSettings(_question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures)
     old_sides, new_sides = _sides(old_runs), _sides(new_runs)
     rows = []
     for host, workload, metric in _cells(new_runs, new):
@@ -181,7 +181,7 @@ def compare_jobs(
             key = (variant, host, workload)
             if key in new_sides:
                 side = new_sides[key]
-                rows.append(_judged(_row((*key, metric), side, frame), side, old_sides.get(key, _Side((), ())), frame))
+                rows.append(_judge_row(_row((*key, metric), side, frame), side, old_sides.get(key, _LaunchSet((), ())), frame))
     result = _comparison(new, old.job, frame.question, rows)
     return replace(result, notes=(*result.notes, *_unmatched(old_sides, new_sides), *_scales(old, new)))
 
@@ -198,17 +198,17 @@ def _first_seen(*names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for part in names for name in part))
 
 
-def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], _Side]:
+def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], _LaunchSet]:
     members: dict[tuple[str, str, str], list[StoredRun]] = {}
     for stored in without_warm_up(runs):
         members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
-    return {key: _Side(tuple(launches_of(group, METRICS_ALL)), tuple(group), tuple(limits_of(group))) for key, group in members.items()}
+    return {key: _LaunchSet(tuple(launches_of(group, METRICS_ALL)), tuple(group), tuple(finished_limits(group))) for key, group in members.items()}
 
 
 METRICS_ALL = tuple(HIGHER_IS_BETTER)
 
 
-def _cells(runs: Sequence[StoredRun], conditions: Conditions) -> list[tuple[str, str, str]]:
+def _cells(runs: Sequence[StoredRun], conditions: ComparisonConditions) -> list[tuple[str, str, str]]:
     hosts = _first_seen([host for _, host in conditions.planned], [stored.host for stored in runs])
     workloads = _first_seen(conditions.workloads if runs else (), [stored.run.workload for stored in runs])
     measured = {metric for stored in runs for metric in stored.run.metrics}
@@ -218,13 +218,13 @@ def _cells(runs: Sequence[StoredRun], conditions: Conditions) -> list[tuple[str,
     return [(host, workload, metric) for host in hosts for workload in workloads for metric in of_search.get(workload, metrics)]
 
 
-def _row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
+def _row(key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedSettings) -> ComparisonRow:
     metric = key[3]
     if metric in METRIC_OF.values() and not side.launches:
         return _limit_row(key, side, frame)
     values, accepted = side.values(metric), side.values(ACCEPT_LENGTH)
     independent = frame.engine != EXTERNAL
-    return Row(
+    return ComparisonRow(
         *key,
         launches=len(values) if independent else 0,
         runs=sum(launch.runs.get(metric, 0) for launch in side.launches),
@@ -240,11 +240,11 @@ def _row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
     )
 
 
-def _limit_row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Row:
+def _limit_row(key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedSettings) -> ComparisonRow:
     """Of a search. Its gates are those of runs that count as met or not at all: what a run trips by not meeting the SLO is its answer."""
     independent = frame.engine != EXTERNAL
-    value, interval = mean_of(side.limits, frame.question.confidence)
-    return Row(
+    value, interval = mean_limit(side.limits, frame.question.confidence)
+    return ComparisonRow(
         *key,
         launches=len(side.limits) if independent else 0,
         runs=sum(limit.runs for limit in side.limits),
@@ -261,9 +261,9 @@ def _limit_row(key: tuple[str, str, str, str], side: _Side, frame: _Frame) -> Ro
     )
 
 
-def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame, baseline: str = "") -> Row:
+def _judge_row(row: ComparisonRow, side: _LaunchSet, reference: _LaunchSet, frame: _SharedSettings, baseline: str = "") -> ComparisonRow:
     if row.metric in METRIC_OF.values() and not side.launches:
-        return _judged_limit(row, side.limits, reference.limits, frame, baseline)
+        return _judge_limit_row(row, side.limits, reference.limits, frame, baseline)
     values, references = side.values(row.metric), reference.values(row.metric)
     ratio = mean(values) / mean(references) if values and references else None
     if frame.engine == EXTERNAL:
@@ -273,13 +273,13 @@ def _judged(row: Row, side: _Side, reference: _Side, frame: _Frame, baseline: st
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
     estimate, method = _estimate(side, reference, row.metric, frame)
     if estimate is None:
-        given = without_interval(values, references, frame.question, frame.minutes)
-        return _answered(replace(row, ratio=ratio), given)
-    given = answer(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
-    return _answered(replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method), given)
+        judgement = judge_without_interval(values, references, frame.question, frame.minutes)
+        return _with_judgement(replace(row, ratio=ratio), judgement)
+    judgement = judge_ratio(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
+    return _with_judgement(replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method), judgement)
 
 
-def _judged_limit(row: Row, ours: Sequence[Limit], theirs: Sequence[Limit], frame: _Frame, baseline: str) -> Row:
+def _judge_limit_row(row: ComparisonRow, ours: Sequence[SloLimit], theirs: Sequence[SloLimit], frame: _SharedSettings, baseline: str) -> ComparisonRow:
     """By the highest loads met, with an interval that holds what the searches leave open."""
     values, references = [limit.met for limit in ours], [limit.met for limit in theirs]
     is_open = not all(limit.is_closed for limit in (*ours, *theirs))
@@ -289,28 +289,28 @@ def _judged_limit(row: Row, ours: Sequence[Limit], theirs: Sequence[Limit], fram
     failed = _failure(row.variant, row.host, values, frame) or _failure(baseline, row.host, references, frame)
     if failed:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
-    estimate, method = ratio_of(ours, theirs, frame.question.confidence, may_pair=frame.may_pair)
+    estimate, method = limit_ratio(ours, theirs, frame.question.confidence, may_pair=frame.may_pair)
     if estimate is None:
         few = min(len(values), len(references)) < 2 and not is_open
-        given = without_interval(values, references, frame.question, frame.minutes) if few else Answer(Verdict.INCONCLUSIVE, _OPEN)
-        return _answered(replace(row, ratio=ratio), given)
-    given = answer(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
-    if is_open and given.verdict == Verdict.INCONCLUSIVE:
-        given = Answer(Verdict.INCONCLUSIVE, _OPEN)
-    return _answered(replace(row, ratio=None if is_open else estimate.ratio, ratio_interval=estimate.interval, method=method), given)
+        judgement = judge_without_interval(values, references, frame.question, frame.minutes) if few else Judgement(Verdict.INCONCLUSIVE, _OPEN)
+        return _with_judgement(replace(row, ratio=ratio), judgement)
+    judgement = judge_ratio(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
+    if is_open and judgement.verdict == Verdict.INCONCLUSIVE:
+        judgement = Judgement(Verdict.INCONCLUSIVE, _OPEN)
+    return _with_judgement(replace(row, ratio=None if is_open else estimate.ratio, ratio_interval=estimate.interval, method=method), judgement)
 
 
-def _failure(variant: str, host: str, values: list[float], frame: _Frame) -> str:
+def _failure(variant: str, host: str, values: list[float], frame: _SharedSettings) -> str:
     """Why there is no launch and more would not help; empty when there is one, or when it is only early."""
     why = frame.failures.get((variant, host), "")
     return f"no valid launch: {variant} failed ({why})" if why and not values else ""
 
 
-def _answered(row: Row, given: Answer) -> Row:
-    return replace(row, verdict=given.verdict, reason=given.reason, needs=given.needs)
+def _with_judgement(row: ComparisonRow, judgement: Judgement) -> ComparisonRow:
+    return replace(row, verdict=judgement.verdict, reason=judgement.reason, needs=judgement.needs)
 
 
-def _estimate(side: _Side, reference: _Side, metric: str, frame: _Frame) -> tuple[LogRatio | None, str]:
+def _estimate(side: _LaunchSet, reference: _LaunchSet, metric: str, frame: _SharedSettings) -> tuple[LogRatio | None, str]:
     confidence = frame.question.confidence
     if frame.may_pair:
         ours, theirs = side.by_block(metric), reference.by_block(metric)
@@ -321,7 +321,7 @@ def _estimate(side: _Side, reference: _Side, metric: str, frame: _Frame) -> tupl
     return welch_ratio(side.values(metric), reference.values(metric), confidence), "unpaired"
 
 
-def _comparison(conditions: Conditions, baseline: str, question: Question, rows: list[Row]) -> Comparison:
+def _comparison(conditions: ComparisonConditions, baseline: str, question: Question, rows: list[ComparisonRow]) -> Comparison:
     notes = []
     if conditions.engine == SIMULATED:
         notes.append(f"simulated ×{conditions.time_scale:g}: a model of time, not a measurement of hardware")
@@ -334,7 +334,7 @@ def _comparison(conditions: Conditions, baseline: str, question: Question, rows:
     return Comparison(conditions.job, conditions.engine, conditions.time_scale, baseline, question, tuple(rows), tuple(notes))
 
 
-def _unsteady(rows: list[Row]) -> list[str]:
+def _unsteady(rows: list[ComparisonRow]) -> list[str]:
     """A verdict that rests on a launch without a steady state says so."""
     unsteady = [row for row in rows if any(gate.code == NOT_STEADY for gate in row.gates)]
     places = _first_seen([f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady])
@@ -344,12 +344,12 @@ def _unsteady(rows: list[Row]) -> list[str]:
     return [f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: such a mean is one of several levels or of a drift"]
 
 
-def _unmatched(old: dict[tuple[str, str, str], _Side], new: dict[tuple[str, str, str], _Side]) -> list[str]:
+def _unmatched(old: dict[tuple[str, str, str], _LaunchSet], new: dict[tuple[str, str, str], _LaunchSet]) -> list[str]:
     lost = sorted(old.keys() - new.keys())
     return [f"not in the second job: {variant} on {host or 'no host'}, workload {workload}" for variant, host, workload in lost]
 
 
-def _scales(old: Conditions, new: Conditions) -> list[str]:
+def _scales(old: ComparisonConditions, new: ComparisonConditions) -> list[str]:
     if old.time_scale == new.time_scale:
         return []
     return [f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} ×{new.time_scale:g}"]

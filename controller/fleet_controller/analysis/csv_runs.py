@@ -30,14 +30,14 @@ class RowFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnNumbers:
+class CsvRuns:
     """The runs of a CSV text; those of a text with findings are not to be used."""
 
     runs: tuple[StoredRun, ...]
     findings: tuple[RowFinding, ...]
 
 
-def read_own_numbers(text: str) -> OwnNumbers:
+def parse_csv_runs(text: str) -> CsvRuns:
     """Columns variant, launch, value; optional host, workload, metric, block. Several rows of one launch are its runs.
 
     Launches are paired only where `block` (a whole number from 1) says that they ran side by side.
@@ -52,12 +52,12 @@ def read_own_numbers(text: str) -> OwnNumbers:
             found = list(_row_findings(rows.line_num, header, cells)) if any(cell.strip() for cell in cells) else None
             problems += found or ()
             if found == []:
-                runs.append(_run(dict(zip(header, (cell.strip() for cell in cells), strict=True)), rows.line_num))
+                runs.append(_stored_run(dict(zip(header, (cell.strip() for cell in cells), strict=True)), rows.line_num))
     except csv.Error as error:
         problems.append(RowFinding("csv_syntax", rows.line_num, 1, "", f"not CSV: {error}", "quote cells that hold quotes or line ends"))
     if not runs and not problems:
         problems.append(RowFinding("csv_empty", 1, 1, "", "no row below the header", "one row per launch or run"))
-    return OwnNumbers(tuple(runs), tuple(problems))
+    return CsvRuns(tuple(runs), tuple(problems))
 
 
 def _header_findings(header: list[str]) -> Iterator[RowFinding]:
@@ -105,7 +105,7 @@ def _is_positive(cell: str) -> bool:
     return math.isfinite(value) and value > 0
 
 
-def _run(cells: dict[str, str], line: int) -> StoredRun:
+def _stored_run(cells: dict[str, str], line: int) -> StoredRun:
     variant, host = cells["variant"], cells.get("host", "")
     run = RunResult(
         workload=cells.get("workload", ""), index=line, metrics={cells.get("metric") or OUTPUT_TOK_S: float(cells["value"])}

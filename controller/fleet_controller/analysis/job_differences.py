@@ -9,7 +9,7 @@ from fleet_controller.core.job import Job
 from fleet_protos.trial_types import Workload
 
 
-def differences(before: Job, after: Job) -> tuple[str, ...]:
+def job_differences(before: Job, after: Job) -> tuple[str, ...]:
     """One line for each: another model, shared hosts, load from elsewhere, a workload of one name that is another. Settings may differ."""
     return (*_models(before, after), *_sharing(before, after), *_load(before, after), *_workloads(before, after))
 
@@ -27,11 +27,11 @@ def _sharing(before: Job, after: Job) -> Iterator[str]:
 
 def _load(before: Job, after: Job) -> Iterator[str]:
     if before.load != after.load:
-        first, second = (_whence(job) for job in (before, after))
+        first, second = (_load_source(job) for job in (before, after))
         yield f"the load came from {first} in the first job and from {second} in the second: what lies between is part of the difference"
 
 
-def _whence(job: Job) -> str:
+def _load_source(job: Job) -> str:
     if job.load is None:
         return "the server's own host"
     hosts = job.load.hosts
@@ -42,11 +42,11 @@ def _whence(job: Job) -> str:
 def _workloads(before: Job, after: Job) -> Iterator[str]:
     known = {workload.name: workload for workload in before.workloads}
     for workload in after.workloads:
-        told = _changed(known[workload.name], workload) if workload.name in known else []
-        if told:
-            yield f"workload {workload.name} is not the same load: {', '.join(told)}"
+        changes = _changed_fields(known[workload.name], workload) if workload.name in known else []
+        if changes:
+            yield f"workload {workload.name} is not the same load: {', '.join(changes)}"
 
 
-def _changed(before: Workload, after: Workload) -> list[str]:
+def _changed_fields(before: Workload, after: Workload) -> list[str]:
     pairs = ((field.name, getattr(before, field.name), getattr(after, field.name)) for field in fields(Workload))
     return [f"{name} {old} against {new}" for name, old, new in pairs if old != new]

@@ -25,7 +25,7 @@ class GateCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class MeasuredLaunch:
     """One launch of a variant under one workload: the independent unit. `values` and `runs` hold valid runs only."""
 
     variant: str
@@ -60,7 +60,7 @@ def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
     return [stored for stored in runs if newest.get(stored.trial_id) == stored.attempt]
 
 
-def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[Launch]:
+def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
     """One launch per trial and workload, each metric's mean over the valid runs that have it, in the order first seen."""
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
@@ -69,14 +69,14 @@ def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[Launc
     return [_launch(members, metrics) for members in grouped.values()]
 
 
-def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> Launch:
+def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> MeasuredLaunch:
     values, runs = {}, {}
     for metric in (*metrics, ACCEPT_LENGTH):
         present = [stored.run.metrics[metric] for stored in members if metric in stored.run.metrics]
         if present:
             values[metric], runs[metric] = mean(present), len(present)
     first = members[0]
-    return Launch(first.variant, first.host, first.block, first.run.workload, values, runs)
+    return MeasuredLaunch(first.variant, first.host, first.block, first.run.workload, values, runs)
 
 
 def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:

@@ -27,7 +27,7 @@ METRIC_OF: Mapping[str, str] = {RATE: HIGHEST_RATE, CONCURRENCY: HIGHEST_CONCURR
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class SloLimit:
     """What the search of one launch found. `met`: the highest load met, 0 for none; `not_met`: the lowest not met, infinite for none.
 
     `ended` as `fleet_protos.search_types.Searched` tells it; empty while the search goes on. `runs`: those that are not void.
@@ -61,7 +61,7 @@ def is_searched(stored: StoredRun) -> bool:
     return stored.run.searched.load > 0
 
 
-def found(runs: Iterable[StoredRun]) -> list[Limit]:
+def all_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
     """One for each launch, attempt and search among the runs, in the order first seen, also of those that count for nothing."""
     grouped: dict[tuple[str, int, str], list[StoredRun]] = defaultdict(list)
     for stored in runs:
@@ -70,30 +70,30 @@ def found(runs: Iterable[StoredRun]) -> list[Limit]:
     return [_limit(members) for members in grouped.values()]
 
 
-def limits_of(runs: Iterable[StoredRun]) -> list[Limit]:
+def finished_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
     """The same of the attempts that count, and of searches that ended."""
-    return [limit for limit in found(counted_attempts(runs)) if limit.ended]
+    return [limit for limit in all_limits(counted_attempts(runs)) if limit.ended]
 
 
-def _limit(members: Sequence[StoredRun]) -> Limit:
+def _limit(members: Sequence[StoredRun]) -> SloLimit:
     last = max(members, key=lambda stored: stored.run.index)
-    told = last.run.searched
-    return Limit(
-        last.trial_id, last.attempt, last.variant, last.host, last.block, last.run.workload, told.of,
-        told.highest_met, told.lowest_not_met or math.inf, told.ended, sum(not stored.run.void for stored in members),
+    searched = last.run.searched
+    return SloLimit(
+        last.trial_id, last.attempt, last.variant, last.host, last.block, last.run.workload, searched.of,
+        searched.highest_met, searched.lowest_not_met or math.inf, searched.ended, sum(not stored.run.void for stored in members),
     )  # fmt: skip
 
 
-def open_notes(limits: Sequence[Limit]) -> list[str]:
+def open_notes(limits: Sequence[SloLimit]) -> list[str]:
     """One line for each way in which searches of a variant left their limit open, or ended before it was settled."""
-    told = []
+    notes = []
     for ended, text in _ENDINGS.items():
         members = [limit for limit in limits if limit.ended == ended]
         if members:
             loads = ", ".join(dict.fromkeys(load_text(limit.not_met if ended == "below" else limit.met, limit.of) for limit in members))
             place = " ".join(part for part in (members[0].variant, members[0].workload, f"on {members[0].host}") if part)
-            told.append(f"{place}, {len(members)} of {len(limits)} launches: {text.format(loads)}")
-    return told
+            notes.append(f"{place}, {len(members)} of {len(limits)} launches: {text.format(loads)}")
+    return notes
 
 
 _ENDINGS = {
@@ -111,7 +111,7 @@ def load_text(load: float, of: str) -> str:
     return f"{load:.0f} at once" if of == CONCURRENCY else f"{load:.4g}/s"
 
 
-def mean_of(limits: Sequence[Limit], confidence: float) -> tuple[float | None, Interval | None]:
+def mean_limit(limits: Sequence[SloLimit], confidence: float) -> tuple[float | None, Interval | None]:
     """(mean, interval) of the highest load over launches: that of the loads met, further up by what the brackets leave open on average."""
     value = mean([limit.met for limit in limits]) if limits and all(limit.is_closed for limit in limits) else None
     low = mean_interval([limit.met for limit in limits], confidence)
@@ -123,21 +123,21 @@ def mean_of(limits: Sequence[Limit], confidence: float) -> tuple[float | None, I
     return value, Interval(low.low, low.high + mean([limit.most - limit.met for limit in limits]))
 
 
-def ratio_of(ours: Sequence[Limit], theirs: Sequence[Limit], confidence: float, *, may_pair: bool) -> tuple[LogRatio | None, str]:
+def limit_ratio(ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, may_pair: bool) -> tuple[LogRatio | None, str]:
     """The ratio of the highest loads, and how it came about: `paired` by block where two blocks hold both, else `unpaired`."""
     blocks = {limit.block: limit for limit in theirs if limit.block > 0}
     pairs = [(limit, blocks[limit.block]) for limit in ours if may_pair and limit.block in blocks]
     if len(pairs) >= 2:
-        return _between([one for one, _ in pairs], [other for _, other in pairs], confidence, paired=True), "paired"
-    return _between(ours, theirs, confidence, paired=False), "unpaired"
+        return _ratio_between([one for one, _ in pairs], [other for _, other in pairs], confidence, paired=True), "paired"
+    return _ratio_between(ours, theirs, confidence, paired=False), "unpaired"
 
 
-def _between(ours: Sequence[Limit], theirs: Sequence[Limit], confidence: float, *, paired: bool) -> LogRatio | None:
+def _ratio_between(ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, paired: bool) -> LogRatio | None:
     """By the loads met where all are known; else from the one end that is."""
     is_met, is_bounded = _all_met(ours) and _all_met(theirs), _all_bounded(ours) and _all_bounded(theirs)
     if is_met and is_bounded:
         estimate = _ratio([one.met for one in ours], [one.met for one in theirs], confidence, paired=paired)
-        return estimate and replace(estimate, open_below=_open(theirs), open_above=_open(ours))
+        return estimate and replace(estimate, open_below=_open_log_width(theirs), open_above=_open_log_width(ours))
     if _all_met(ours) and _all_bounded(theirs):
         estimate = _ratio([one.met for one in ours], [one.most for one in theirs], confidence, paired=paired)
         return estimate and replace(estimate, open_above=math.inf)
@@ -153,14 +153,14 @@ def _ratio(values: list[float], references: list[float], confidence: float, *, p
     return welch_ratio(values, references, confidence)
 
 
-def _all_met(limits: Sequence[Limit]) -> bool:
+def _all_met(limits: Sequence[SloLimit]) -> bool:
     return all(limit.met > 0 for limit in limits)
 
 
-def _all_bounded(limits: Sequence[Limit]) -> bool:
+def _all_bounded(limits: Sequence[SloLimit]) -> bool:
     return all(0 < limit.most < math.inf for limit in limits)
 
 
-def _open(limits: Sequence[Limit]) -> float:
+def _open_log_width(limits: Sequence[SloLimit]) -> float:
     """What the brackets leave open, on the log scale."""
     return mean([math.log(limit.most / limit.met) for limit in limits])

@@ -16,7 +16,7 @@ class Interval:
     low: float
     high: float
 
-    def inside(self, low: float, high: float) -> bool:
+    def is_inside(self, low: float, high: float) -> bool:
         """True when the whole interval lies within [low, high]."""
         return low <= self.low and self.high <= high
 

@@ -42,7 +42,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Judgement:
     """A verdict with its reason in words and, when it is INCONCLUSIVE, what it needs (None: no launches would help)."""
 
     verdict: Verdict
@@ -50,9 +50,9 @@ class Answer:
     needs: Needs | None = None
 
 
-def decide(interval: Interval, margin: float, higher_is_better: bool) -> Verdict:
+def decide_verdict(interval: Interval, margin: float, higher_is_better: bool) -> Verdict:
     """EQUIVALENT before FASTER or SLOWER before INCONCLUSIVE; `margin` is symmetric on the log scale: 1/(1+m) … 1+m."""
-    if interval.inside(1 / (1 + margin), 1 + margin):
+    if interval.is_inside(1 / (1 + margin), 1 + margin):
         return Verdict.EQUIVALENT
     if interval.low > 1:
         return Verdict.FASTER if higher_is_better else Verdict.SLOWER
@@ -61,19 +61,19 @@ def decide(interval: Interval, margin: float, higher_is_better: bool) -> Verdict
     return Verdict.INCONCLUSIVE
 
 
-def answer(estimate: LogRatio, question: Question, higher_is_better: bool, minutes_per_launch: float | None) -> Answer:
+def judge_ratio(estimate: LogRatio, question: Question, higher_is_better: bool, minutes_per_launch: float | None) -> Judgement:
     """The verdict of a ratio that has an interval."""
-    verdict = decide(estimate.interval, question.margin, higher_is_better)
+    verdict = decide_verdict(estimate.interval, question.margin, higher_is_better)
     percent = f"±{question.margin * 100:g} %"
     if verdict == Verdict.EQUIVALENT:
-        return Answer(verdict, f"the whole interval lies within {percent}")
+        return Judgement(verdict, f"the whole interval lies within {percent}")
     if verdict != Verdict.INCONCLUSIVE:
-        return Answer(verdict, "the interval excludes no difference")
+        return Judgement(verdict, "the interval excludes no difference")
     reason = f"the interval holds no difference and reaches beyond {percent}"
     if (estimate.open_below or estimate.open_above) and not _target(estimate, question) > 0:
         left = f"{math.expm1(max(estimate.open_below, estimate.open_above)) * 100:.1f} %"
-        return Answer(verdict, f"{reason}: the searches leave up to {left} open, which a smaller `within` closes and more launches do not")
-    return Answer(verdict, reason, needs_of(estimate, question, minutes_per_launch))
+        return Judgement(verdict, f"{reason}: the searches leave up to {left} open, which a smaller `within` closes and more launches do not")
+    return Judgement(verdict, reason, needs_of(estimate, question, minutes_per_launch))
 
 
 def needs_of(estimate: LogRatio, question: Question, minutes_per_launch: float | None) -> Needs:
@@ -91,20 +91,20 @@ def _target(estimate: LogRatio, question: Question) -> float:
     return max(low, -high, math.log1p(question.margin) - max(high, -low))
 
 
-def without_interval(values: list[float], references: list[float], question: Question, minutes_per_launch: float | None) -> Answer:
+def judge_without_interval(values: list[float], references: list[float], question: Question, minutes_per_launch: float | None) -> Judgement:
     """The answer when one side has fewer than two launches: never more than INCONCLUSIVE, and why."""
     fewest = min(len(values), len(references))
     if fewest == 0:
         which = "this variant" if not values else "the baseline"
         needs = _needs(3, minutes_per_launch, "three launches give a first interval")
-        return Answer(Verdict.INCONCLUSIVE, f"no valid launch of {which}", needs)
+        return Judgement(Verdict.INCONCLUSIVE, f"no valid launch of {which}", needs)
     noisy = max((values, references), key=len)
     reason = "one launch has no interval: launches differ, and runs of one launch do not show by how much"
     if len(noisy) < 2:
-        return Answer(Verdict.INCONCLUSIVE, reason, _needs(2, minutes_per_launch, "three launches of each give a first interval"))
+        return Judgement(Verdict.INCONCLUSIVE, reason, _needs(2, minutes_per_launch, "three launches of each give a first interval"))
     total = launches_for_precision(noisy, question.margin, question.confidence)
     message = f"about {total} launches of each put a mean within ±{question.margin * 100:g} % at the noise seen" if total else ""
-    return Answer(Verdict.INCONCLUSIVE, reason, _needs(None if total is None else max(total - fewest, 1), minutes_per_launch, message))
+    return Judgement(Verdict.INCONCLUSIVE, reason, _needs(None if total is None else max(total - fewest, 1), minutes_per_launch, message))
 
 
 def _needs(more: int | None, minutes_per_launch: float | None, message: str) -> Needs:

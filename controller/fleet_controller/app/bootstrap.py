@@ -9,17 +9,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_controller.app.controller import FIRST_CONTACT_S, Fleet
-from fleet_controller.app.service import serving
-from fleet_controller.hosts.fleet_file_watcher import FleetFileWatch
-from fleet_controller.hosts.target_access import reaching
-from fleet_controller.hosts.targets import Following, peers
+from fleet_controller.app.controller import FIRST_CONTACT_S, FleetController
+from fleet_controller.app.service import serve_controller
+from fleet_controller.hosts.fleet_file_watcher import FleetFileWatcher
+from fleet_controller.hosts.target_access import open_tunnels
+from fleet_controller.hosts.targets import FleetTargets, targets_of
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.expiry_watcher import ExpiryWatch
-from fleet_controller.pki.trust_path import trust_folder
-from fleet_controller.store.file_lock import held
+from fleet_controller.pki.expiry_watcher import ExpiryWatcher
+from fleet_controller.pki.trust_path import trust_folder_path
+from fleet_controller.store.file_lock import hold_lock
 from fleet_controller.store.store import Store
-from fleet_controller.store.writer_lock import claimed
+from fleet_controller.store.writer_lock import hold_writer_lock
 from fleet_protos.errors import ConfigError
 from fleet_protos.prometheus_series import RunSeries
 from fleet_transport.sockets import listen_address, parse_endpoint
@@ -28,7 +28,7 @@ from fleet_transport.tls_identity import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class ControllerEndpoints:
     """Where a controller is reached. `listen`: ADDRESS:PORT with the certificates of `trust`, unix:PATH, or empty for its own socket.
 
     `metrics`: (address, port) of its Prometheus endpoint.
@@ -48,73 +48,73 @@ class Doors:
         return Authority.open(self.trust).controller_files()
 
 
-def doors(options: argparse.Namespace, state: Path) -> Doors:
+def endpoints_from_options(options: argparse.Namespace, state: Path) -> ControllerEndpoints:
     """From the options of `fleet-controller`. Raises ConfigError."""
     metrics = options.metrics or (f"127.0.0.1:{options.metrics_port}" if options.metrics_port else "")
-    trust = trust_folder(options.trust, state)
-    return Doors(options.listen, trust if trust.is_dir() or options.trust else None, parse_endpoint(metrics) if metrics else None)
+    trust = trust_folder_path(options.trust, state)
+    return ControllerEndpoints(options.listen, trust if trust.is_dir() or options.trust else None, parse_endpoint(metrics) if metrics else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class RunningController:
     """A controller at work, and where `fleetctl` reaches it."""
 
-    fleet: Fleet
+    fleet: FleetController
     address: str
-    fleet_file: FleetFileWatch | None = None
+    fleet_file: FleetFileWatcher | None = None
 
 
 @asynccontextmanager
-async def working(
+async def start_controller(
     folder: Path,
-    agents: Sequence[str] | Following,
+    agents: Sequence[str] | FleetTargets,
     *,
     store: str = "",
-    doors: Doors = Doors(),
+    endpoints: ControllerEndpoints = ControllerEndpoints(),
     first_contact_s: float = FIRST_CONTACT_S,
-) -> AsyncIterator[Working]:
+) -> AsyncIterator[RunningController]:
     """A controller that works while inside. `agents` are addresses, or whom to follow altogether.
 
     Raises Conflict when another one works in `folder`, ConfigError.
     """
-    follow = agents if isinstance(agents, Following) else Following(peers(agents))
+    targets = agents if isinstance(agents, FleetTargets) else FleetTargets(targets_of(agents))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     store = store or str(folder / "store.sqlite3")
-    with held(folder / "controller.lock"), claimed(store):
+    with hold_lock(folder / "controller.lock"), hold_writer_lock(store):
         database = Store.open(store)
         series = RunSeries()
         stopping = asyncio.Event()
         try:
             database.take_over()
-            if doors.metrics is not None:
-                series.serve(doors.metrics[1], doors.metrics[0])
-            async with reaching(follow) as follow, asyncio.TaskGroup() as tasks:
-                fleet = Fleet(database, folder, follow, series, first_contact_s)
+            if endpoints.metrics is not None:
+                series.serve(endpoints.metrics[1], endpoints.metrics[0])
+            async with open_tunnels(targets) as targets, asyncio.TaskGroup() as tasks:
+                fleet = FleetController(database, folder, targets, series, first_contact_s)
                 await fleet.load()
                 tasks.create_task(fleet.run(stopping))
-                file = FleetFileWatch(follow.file, fleet.follow) if follow.file else None
-                rereading = tasks.create_task(file.run()) if file else None
-                watching = tasks.create_task(ExpiryWatch(Authority.open(doors.trust), series.registry).run()) if doors.trust else None
-                async with _served(fleet, folder, doors) as address:
+                watcher = FleetFileWatcher(targets.file, fleet.apply_inventory) if targets.file else None
+                watcher_task = tasks.create_task(watcher.run()) if watcher else None
+                expiry_task = tasks.create_task(ExpiryWatcher(Authority.open(endpoints.trust), series.registry).run()) if endpoints.trust else None
+                async with _start_service(fleet, folder, endpoints) as address:
                     try:
-                        yield Working(fleet, address, file)
+                        yield RunningController(fleet, address, watcher)
                     finally:
                         stopping.set()
-                        for beside in (watching, rereading):
-                            if beside is not None:
-                                beside.cancel()
+                        for background_task in (expiry_task, watcher_task):
+                            if background_task is not None:
+                                background_task.cancel()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise _first_error(group) from group
         finally:
             database.close()
 
 
-def _served(fleet: Fleet, folder: Path, doors: Doors) -> AbstractAsyncContextManager[str]:
-    here, tls = listen_address(folder, "controller"), doors.tls
-    return serving(fleet, here, doors.listen, tls) if tls else serving(fleet, doors.listen or here)
+def _start_service(fleet: FleetController, folder: Path, endpoints: ControllerEndpoints) -> AbstractAsyncContextManager[str]:
+    local_address, tls = listen_address(folder, "controller"), endpoints.tls
+    return serve_controller(fleet, local_address, endpoints.listen, tls) if tls else serve_controller(fleet, endpoints.listen or local_address)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What the user is to see of a group: the task group wraps even the one error that came from inside."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

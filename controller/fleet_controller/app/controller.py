@@ -19,29 +19,39 @@ from fleet_controller.core.controller_api import (
     JobSummary,
     TrialDetail,
 )
-from fleet_controller.core.fairness import joins_at
+from fleet_controller.core.fairness import initial_host_time
 from fleet_controller.core.gang import LOOPBACK
-from fleet_controller.core.host_view import NOT_KNOWN
+from fleet_controller.core.host_view import GPUS_UNKNOWN
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
-from fleet_controller.core.scheduler import Start, next_starts
+from fleet_controller.core.scheduler import TrialStart, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial
-from fleet_controller.hosts.connections import Lines
-from fleet_controller.hosts.host_checks import check_lines
-from fleet_controller.hosts.host_connection import HostLine
-from fleet_controller.hosts.host_health import Care
-from fleet_controller.hosts.host_timeouts import Patience
-from fleet_controller.hosts.targets import Following, peers
-from fleet_controller.hosts.wait_connected import candidates, first_contact
+from fleet_controller.hosts.connections import HostConnections
+from fleet_controller.hosts.host_checks import check_connections
+from fleet_controller.hosts.host_connection import HostConnection
+from fleet_controller.hosts.host_health import HostHealth
+from fleet_controller.hosts.host_timeouts import HostTimeouts
+from fleet_controller.hosts.targets import FleetTargets, targets_of
+from fleet_controller.hosts.wait_connected import planning_candidates, wait_until_connected
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
-from fleet_controller.jobs.job_index import Seen, closed, detail, look, wait_for
-from fleet_controller.jobs.queries import StoredJobs
-from fleet_controller.jobs.state_writer import Desk
-from fleet_controller.planning.admission_preview import refusal
-from fleet_controller.planning.estimate import estimate
-from fleet_controller.planning.host_selection import choice_findings, choose
+from fleet_controller.jobs.job_index import (
+    SeenTrials,
+    ended_by_controller,
+    job_change,
+    job_detail,
+    wait_until_set,
+)
+from fleet_controller.jobs.queries import ReadOnlyController
+from fleet_controller.jobs.state_writer import StateWriter
+from fleet_controller.planning.admission_preview import predicted_refusal
+from fleet_controller.planning.estimate import estimate_seconds
+from fleet_controller.planning.host_selection import choose_hosts, host_choice_findings
 from fleet_controller.planning.job_plan import Plan, make_plan, trial_specs
-from fleet_controller.planning.load_host_assignment import lenders, lending_findings, load_plan
+from fleet_controller.planning.load_host_assignment import (
+    load_host_findings,
+    load_hosts_of,
+    load_plan,
+)
 from fleet_controller.store.store import JobRow, Store
 from fleet_controller.yaml.findings import ERROR, JobRejected, has_errors
 from fleet_protos.errors import ConfigError, ErrorKind, FleetError, NotFound
@@ -50,126 +60,126 @@ from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 1.0  # for pauses between attempts, which no event ends
+_SCHEDULE_INTERVAL_S = 1.0  # for pauses between attempts, which no event ends
 FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
-_LAST_WORDS_S = 2.0
-_LAST_FILES_S = 20.0  # how long the end waits for files that are still being fetched
+_ACKNOWLEDGE_LIMIT_S = 2.0
+_DOWNLOAD_LIMIT_S = 20.0  # how long the end waits for files that are still being fetched
 
 
-class Fleet:
+class FleetController:
     """A `Controller` with agents. `load` it once; `run` must be running for anything to move."""
 
     def __init__(
-        self, store: Store, folder: Path, follow: Following, series: RunSeries, first_contact_s: float = FIRST_CONTACT_S
+        self, store: Store, folder: Path, targets: FleetTargets, series: RunSeries, first_contact_s: float = FIRST_CONTACT_S
     ) -> None:
-        self._desk = Desk(store, series)
-        self._stored = StoredJobs(store, folder / "artifacts")
-        self._following = Lines(follow, self._desk, folder / "artifacts")
-        self._names, self._lines = self._following.names, self._following.all
+        self._writer = StateWriter(store, series)
+        self._queries = ReadOnlyController(store, folder / "artifacts")
+        self._connections = HostConnections(targets, self._writer, folder / "artifacts")
+        self._by_host, self._host_connections = self._connections.by_host, self._connections.all
         self._first_contact_s = first_contact_s
-        self._care = Care(self._desk, lambda: self._lines, follow.probe_first_s)
-        self._patience = Patience(self._desk, lambda: self._lines, follow.give_up_after_s)
-        self._stuck = ""  # why nothing is begun now
+        self._health = HostHealth(self._writer, lambda: self._host_connections, targets.probe_first_s)
+        self._timeouts = HostTimeouts(self._writer, lambda: self._host_connections, targets.give_up_after_s)
+        self._blocked_reason = ""  # why nothing is begun now
 
     # Work
 
-    async def follow(self, inventory: Inventory) -> None:
+    async def apply_inventory(self, inventory: Inventory) -> None:
         """The fleet file has changed: hosts come, go and change while all else goes on."""
-        await self._following.adopt(peers((), inventory))
+        await self._connections.apply_targets(targets_of((), inventory))
 
     async def load(self) -> None:
         """Read the jobs that are not over; before `run`, and before anybody asks."""
-        await self._desk.load()
-        await self._care.load()
+        await self._writer.load()
+        await self._health.load()
 
-    async def expect_agents(self) -> None:
+    async def wait_for_agents(self) -> None:
         """The agents were just started: returns when all are connected, or when the time for a first contact is over.
 
         Those of a fleet file were not: it is enough to know why one does not answer.
         """
         deadline_s = time.monotonic() + self._first_contact_s
-        for line in self._lines:
-            line.try_now()
+        for connection in self._host_connections:
+            connection.reconnect_now()
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if all(line.connected or (line.known and line.was_tried) for line in self._lines):
+            if all(line.connected or (line.fleet_host and line.was_tried) for line in self._host_connections):
                 return
-            await wait_for(self._desk.board.next_change(), left_s)
+            await wait_until_set(self._writer.job_index.next_change(), left_s)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the agents and start trials until `stopping`; then fetch what is still owed and hang up."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                working = [tasks.create_task(work) for work in (self._following.work(), self._keep_starting(), self._care.look_again())]
+                working = [tasks.create_task(work) for work in (self._connections.run(), self._schedule_loop(), self._health.probe_quarantined())]
                 await stopping.wait()
-                await self._last_files()
-                await self._last_words()
+                await self._finish_downloads()
+                await self._acknowledge_all()
                 for task in working:
                     task.cancel()
         finally:
-            await self._following.close()
-            self._desk.close()
+            await self._connections.close()
+            self._writer.close()
 
-    async def _keep_starting(self) -> None:
+    async def _schedule_loop(self) -> None:
         while True:
-            changed = self._desk.board.next_change()
+            changed = self._writer.job_index.next_change()
             try:
-                await self._care.weigh()
-                await self._let_go()
-                await self._patience.end()
-                for end in self._desk.board.hopeless():
-                    over = closed(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
-                    await self._desk.save(end.trial_id, over)
-                waiting = (job.waiting for job in self._desk.board.open_jobs)
-                hosts = self._care.hosts()
+                await self._health.apply_ended_attempts()
+                await self._drop_removed_hosts()
+                await self._timeouts.close_expired()
+                for end in self._writer.job_index.newly_hopeless():
+                    over = ended_by_controller(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
+                    await self._writer.save_attempt(end.trial_id, over)
+                waiting = (job.waiting for job in self._writer.job_index.open_jobs)
+                hosts = self._health.schedulable_hosts()
                 for start in next_starts(waiting, hosts, time.time_ns()):
-                    await self._begin(start)
-                for host in self._desk.board.hosts_to_end():
-                    self._names[host].give_orders()
-                self._care.tell(hosts)
-                if not self._desk.trouble:
-                    self._stuck = ""
+                    await self._start_attempts(start)
+                for host in self._writer.job_index.hosts_with_nodes_to_end():
+                    self._by_host[host].notify_orders()
+                self._health.publish(hosts)
+                if not self._writer.store_error:
+                    self._blocked_reason = ""
                 else:
-                    self._tell_stuck(self._desk.trouble)
+                    self._report_blocked(self._writer.store_error)
             except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
-                self._tell_stuck(error.message)
-            await wait_for(changed, _LOOK_AGAIN_S)
+                self._report_blocked(error.message)
+            await wait_until_set(changed, _SCHEDULE_INTERVAL_S)
 
-    def _tell_stuck(self, why: str) -> None:
-        if why != self._stuck:
+    def _report_blocked(self, why: str) -> None:
+        if why != self._blocked_reason:
             log.warning("nothing is begun: %s", why)
-        self._stuck = why
-        for job in self._desk.board.open_jobs:
+        self._blocked_reason = why
+        for job in self._writer.job_index.open_jobs:
             job.trouble = f"nothing is begun: {why}"
 
-    async def _let_go(self) -> None:
+    async def _drop_removed_hosts(self) -> None:
         """Hosts that were taken out of the fleet file, once nothing is active there; what waits for them never begins."""
-        for host in await self._following.drop():
-            for job in self._desk.board.open_jobs:
+        for host in await self._connections.close_removed():
+            for job in self._writer.job_index.open_jobs:
                 for trial in [trial for trial in job.trials.values() if host in trial.hosts and trial.may_start and not trial.is_active]:
                     message = f"host {host} was taken out of the fleet file"
-                    end = closed(Attempt(len(trial.attempts) + 1), ErrorKind.CONFIG, "host_removed", message, time.time_ns())
-                    await self._desk.save(trial.spec.trial_id, end)
+                    end = ended_by_controller(Attempt(len(trial.attempts) + 1), ErrorKind.CONFIG, "host_removed", message, time.time_ns())
+                    await self._writer.save_attempt(trial.spec.trial_id, end)
 
-    async def _begin(self, start: Start) -> None:
+    async def _start_attempts(self, start: TrialStart) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
         nodes = ((start.trial_id, start.host), *start.members)
-        await self._desk.begin([trial_id for trial_id, _ in nodes], Attempt(start.attempt), self._desk.board.going_to(start))
+        await self._writer.begin_attempts([trial_id for trial_id, _ in nodes], Attempt(start.attempt), self._writer.job_index.specs_for_start(start))
         for _, host in nodes:
-            self._names[host].give_orders()
+            self._by_host[host].notify_orders()
 
-    async def _last_files(self) -> None:
+    async def _finish_downloads(self) -> None:
         try:
-            async with asyncio.timeout(_LAST_FILES_S):
-                for line in self._lines:
-                    await line.files.all_fetched()
+            async with asyncio.timeout(_DOWNLOAD_LIMIT_S):
+                for connection in self._host_connections:
+                    await connection.downloads.wait_until_done()
         except TimeoutError:
             log.warning("some files of trials were not fetched; the next start of a controller goes on with them")
 
-    async def _last_words(self) -> None:
+    async def _acknowledge_all(self) -> None:
         """Tell each agent what is stored here: one that still owes us something obeys no other controller."""
         try:
-            async with asyncio.timeout(_LAST_WORDS_S):
-                await asyncio.gather(*(line.settle() for line in self._lines))
+            async with asyncio.timeout(_ACKNOWLEDGE_LIMIT_S):
+                await asyncio.gather(*(connection.acknowledge_stored() for connection in self._host_connections))
         except TimeoutError:
             log.info("some hosts were not told what is stored here; the next connection does so")
 
@@ -180,128 +190,128 @@ class Fleet:
 
         Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits.
         """
-        if made := await self._desk.job_of_request(request_key):
-            return made
+        if existing_id := await self._writer.job_of_request(request_key):
+            return existing_id
         loaded = await asyncio.to_thread(load_job, yaml, file_name)  # a large file takes seconds
         plan = await self._plan(loaded.job, only_connected)
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
         specs = [spec for planned in plan.trials for spec in trial_specs(loaded.job, plan, planned, job_id)]
-        self._refuse_what_cannot_run(specs, plan.hosts)
-        self._refuse_what_cannot_meet(_gangs(loaded.job, plan))
+        self._check_runnable(specs, plan.hosts)
+        self._check_gang_addresses(_gangs(loaded.job, plan))
         row = replace(
-            _row(job_id, loaded, estimate(plan, loaded.job)),
+            _job_row(job_id, loaded, estimate_seconds(plan, loaded.job)),
             placement=self._placement(loaded.job.hosts, specs, plan.hosts).to_json(),
-            joined_s=joins_at(self._desk.board.standing(loaded.job.priority)),
+            joined_s=initial_host_time(self._writer.job_index.host_times(loaded.job.priority)),
         )
-        return await self._desk.add_job(row, [Trial(spec) for spec in specs], request_key)
+        return await self._writer.add_job(row, [Trial(spec) for spec in specs], request_key)
 
     async def _plan(self, job: Job, only_connected: bool) -> Plan:
         """Its trials on the hosts that match; those of the fleet file too that do not answer now, unless `only_connected`."""
-        await first_contact(self._lines, job.hosts.names, self._desk.board, self._first_contact_s)
-        known = candidates(self._lines)
-        findings = list(choice_findings(job, known, only_connected)) if any(host.in_file for host in known) else []
+        await wait_until_connected(self._host_connections, job.hosts.names, self._writer.job_index, self._first_contact_s)
+        known = planning_candidates(self._host_connections)
+        findings = list(host_choice_findings(job, known, only_connected)) if any(host.in_file for host in known) else []
         if has_errors(findings):
             raise JobRejected(findings)
-        hosts = choose(job, known, only_connected)
-        findings = list(lending_findings(job, known, hosts))
+        hosts = choose_hosts(job, known, only_connected)
+        findings = list(load_host_findings(job, known, hosts))
         if has_errors(findings):
             raise JobRejected(findings)
-        plan = make_plan(job, hosts, load_plan(job, lenders(job, known, hosts)))
+        plan = make_plan(job, hosts, load_plan(job, load_hosts_of(job, known, hosts)))
         if plan.is_refused:
             raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
         return plan
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """All jobs, the newest first."""
-        on_board = self._desk.board.jobs
-        jobs = await self._stored.jobs()
-        return tuple(replace(job, trouble=on_board[job.job_id].trouble) if job.job_id in on_board else job for job in jobs)
+        indexed = self._writer.job_index.jobs
+        jobs = await self._queries.jobs()
+        return tuple(replace(job, trouble=indexed[job.job_id].trouble) if job.job_id in indexed else job for job in jobs)
 
     async def job(self, job_id: str) -> JobDetail:
         """One job by its id or a unique start of it."""
-        row = await self._desk.find_job(job_id)
-        on_board = self._desk.board.jobs.get(row.job_id)
-        if on_board is None:
-            return await self._stored.job(row.job_id)
-        return detail(on_board.row, on_board.trials.values(), on_board.summary.trouble)
+        row = await self._writer.find_job(job_id)
+        indexed = self._writer.job_index.jobs.get(row.job_id)
+        if indexed is None:
+            return await self._queries.job(row.job_id)
+        return job_detail(indexed.row, indexed.trials.values(), indexed.summary.trouble)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """What changes, until the job is over."""
-        row = await self._desk.find_job(job_id)
-        seen: Seen = {}
-        job = self._desk.board.jobs.get(row.job_id)
+        row = await self._writer.find_job(job_id)
+        seen: SeenTrials = {}
+        job = self._writer.job_index.jobs.get(row.job_id)
         if job is None:
-            async for change in self._stored.watch(row.job_id):
+            async for change in self._queries.watch(row.job_id):
                 yield change
             return
         while True:
-            changed = self._desk.board.next_change()
-            yield look(job, seen)
+            changed = self._writer.job_index.next_change()
+            yield job_change(job, seen)
             if job.is_over:
                 return
             await changed.wait()
 
     async def cancel(self, job_id: str) -> int:
         """Start nothing more of the job and end what runs; counts the trials that this ended or kept from starting."""
-        row = await self._desk.find_job(job_id)
-        job = self._desk.board.jobs.get(row.job_id)
+        row = await self._writer.find_job(job_id)
+        job = self._writer.job_index.jobs.get(row.job_id)
         if job is None or job.is_over:
             return 0
         waiting = sum(not trial.is_active and trial.may_start for trial in job.trials.values())
-        active = await self._desk.cancel_job(row.job_id)
-        for line in self._lines:
-            line.give_orders()
+        active = await self._writer.cancel_job(row.job_id)
+        for connection in self._host_connections:
+            connection.notify_orders()
         return waiting + len(active)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """All hosts that this controller was given."""
-        return tuple(self._care.told(line.status()) for line in self._lines)
+        return tuple(self._health.with_decisions(connection.status()) for connection in self._host_connections)
 
     async def drain(self, host: str, reason: str) -> None:
         """No new trials there; what runs is measured to its end. Raises NotFound."""
-        self._named([host])
-        await self._care.drain(host, reason)
+        self._connections_to([host])
+        await self._health.drain(host, reason)
 
     async def undrain(self, host: str) -> None:
         """Trials there again, also where failures had set it aside. Raises NotFound."""
-        self._named([host])
-        await self._care.undrain(host)
+        self._connections_to([host])
+        await self._health.undrain(host)
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
         """What stands in the way on each, all when none is named, as each is ready. Raises NotFound."""
-        async for check in check_lines(self._named(hosts), self._care.record):
+        async for check in check_connections(self._connections_to(hosts), self._health.record_of):
             yield check
 
-    def _named(self, hosts: Sequence[str]) -> list[HostLine]:
-        names = [line.host or line.agent.address for line in self._lines]
+    def _connections_to(self, hosts: Sequence[str]) -> list[HostConnection]:
+        names = [connection.host or connection.agent.address for connection in self._host_connections]
         for host in hosts:
             if host not in names:
                 raise NotFound(f"there is no host {host}", f"there are: {', '.join(sorted(names))}" if names else "no host is known")
-        return [line for line, name in zip(self._lines, names, strict=True) if not hosts or name in hosts]
+        return [line for line, name in zip(self._host_connections, names, strict=True) if not hosts or name in hosts]
 
     async def results(self, job_id: str) -> JobResults:
         """Every stored run of a job."""
-        return await self._stored.results(job_id)
+        return await self._queries.results(job_id)
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """One attempt of a trial, 0 = the newest."""
-        return await self._stored.trial(trial_id, attempt, with_log)
+        return await self._queries.trial(trial_id, attempt, with_log)
 
-    def _refuse_what_cannot_run(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
+    def _check_runnable(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
         for spec in specs:
-            rooms = {host: self._names[host].room_for(spec.engine.kind) for host in ([spec.host] if spec.host else hosts)}
+            rooms = {host: self._by_host[host].usable_gpus(spec.engine.kind) for host in ([spec.host] if spec.host else hosts)}
             if spec.engine.gpus > max(rooms.values()):
                 there = ", ".join(f"host {host} has {room}" for host, room in rooms.items())
                 raise ConfigError(
                     f"variant {spec.variant} needs {spec.engine.gpus} GPUs, {there}",
                     "lower engine.gpus and the parallel sizes, or choose other hosts",
                 )
-            self._refuse_what_is_not_allowed(spec, [*rooms])
+            self._check_allowed(spec, [*rooms])
 
-    def _refuse_what_is_not_allowed(self, spec: TrialSpec, hosts: Sequence[str]) -> None:
+    def _check_allowed(self, spec: TrialSpec, hosts: Sequence[str]) -> None:
         """What the agents would refuse anyway, as far as they have told it: before anything is planned on them."""
         for host in hosts:
-            what, entry = refusal(spec.engine, self._names[host].permit)
+            what, entry = predicted_refusal(spec.engine, self._by_host[host].advertised_policy)
             if what:
                 hint = f"choose another, or have the owner of the fleet write for {host}: allow: {{{entry}}}, then run `fleetctl deploy`"
                 raise ConfigError(f"variant {spec.variant}: host {host} does not allow {what}", hint)
@@ -309,17 +319,17 @@ class Fleet:
     def _placement(self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> HostChoice:
         """The choice, with the part of a host that a trial takes where others are let in."""
         largest = max(specs, key=lambda spec: spec.engine.gpus)
-        rooms = (self._names[host].room_for(largest.engine.kind) for host in hosts)
-        room = max((room for room in rooms if room != NOT_KNOWN), default=0)
+        rooms = (self._by_host[host].usable_gpus(largest.engine.kind) for host in hosts)
+        room = max((room for room in rooms if room != GPUS_UNKNOWN), default=0)
         return replace(choice, part=min(1.0, largest.engine.gpus / room)) if largest.shared and room else choice
 
-    def _refuse_what_cannot_meet(self, gangs: Iterable[Sequence[str]]) -> None:
+    def _check_gang_addresses(self, gangs: Iterable[Sequence[str]]) -> None:
         """The members of a gang connect to its lead, so what is known of it must lead there."""
         for lead, *members in gangs:
-            far = [host for host in members if self._names[host].meeting_host != LOOPBACK]
-            if far and self._names[lead].meeting_host == LOOPBACK:
+            far = [host for host in members if self._by_host[host].meeting_host != LOOPBACK]
+            if far and self._by_host[lead].meeting_host == LOOPBACK:
                 raise ConfigError(
-                    f"nothing says where host {', '.join(far)} reaches host {lead}: its agent is at {self._names[lead].agent.address}",
+                    f"nothing says where host {', '.join(far)} reaches host {lead}: its agent is at {self._by_host[lead].agent.address}",
                     "the hosts of one server meet at the first: start its agent with --label address=HOST, as the others reach it",
                 )
 
@@ -332,7 +342,7 @@ def _gangs(job: Job, plan: Plan) -> set[tuple[str, ...]]:
     return {(lead, *(host for host in plan.hosts if host != lead)) if nodes > 1 else (lead,) for lead in plan.hosts}
 
 
-def _row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
+def _job_row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
     engine = loaded.job.engine
     kind = engine.kind.name.lower()
     time_scale = engine.simulation.time_scale if kind == "simulated" else 1.0

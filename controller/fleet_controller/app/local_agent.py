@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fleet_controller.app.socket_probe import is_live
+from fleet_controller.app.socket_probe import is_listening
 from fleet_protos.errors import HostUnreachable
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 from fleet_transport.sockets import listen_address
@@ -24,7 +24,7 @@ _LOG_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class AgentPlace:
+class LocalAgentConfig:
     """Where the local agent works and the name and labels it goes by."""
 
     folder: Path
@@ -55,51 +55,51 @@ class AgentPlace:
 class LocalAgent:
     """One agent process. An agent of an earlier controller that still answers at the socket is taken over, not doubled."""
 
-    def __init__(self, place: AgentPlace) -> None:
-        self.place = place
+    def __init__(self, config: LocalAgentConfig) -> None:
+        self.config = config
         self.pid = 0
         self.restarts = 0
         self.ready = asyncio.Event()  # set while it answers
-        self._watched: int | None = None  # a pidfd: names the process even after its number is used again
-        self._over = asyncio.Event()  # of the process watched
+        self._pidfd: int | None = None  # a pidfd: names the process even after its number is used again
+        self._exited = asyncio.Event()  # of the process watched
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
     async def start(self) -> None:
         """Return when the agent answers healthy. Raises HostUnreachable, with the end of its log, when it does not in time."""
-        self.place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if await self._is_healthy():
-            self._watch(await self._asked_pid())
+            self._open_pidfd(await self._query_pid())
             self.ready.set()
             return
         self._launch()
         try:
-            async with asyncio.timeout(self.place.start_timeout_s):
+            async with asyncio.timeout(self.config.start_timeout_s):
                 while not await self._is_healthy():
                     if self._child is not None and self._child.poll() is not None:
                         raise HostUnreachable(
                             f"the local agent ended with exit code {self._child.returncode} before it answered{self._log_tail()}",
-                            f"its log: {self.place.log}",
+                            f"its log: {self.config.log}",
                         )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             await self.stop()
-            message = f"the local agent did not answer within {self.place.start_timeout_s:g} s{self._log_tail()}"
-            raise HostUnreachable(message, f"its log: {self.place.log}") from error
+            message = f"the local agent did not answer within {self.config.start_timeout_s:g} s{self._log_tail()}"
+            raise HostUnreachable(message, f"its log: {self.config.log}") from error
         self.ready.set()
 
-    async def keep_alive(self, tell: Callable[[str], None]) -> None:
+    async def keep_alive(self, report: Callable[[str], None]) -> None:
         """Until `stop`: start it again whenever it ends, so that the job goes on. Raises HostUnreachable when it cannot."""
         while not self._stopping:
-            await self._ended(None)
+            await self._wait_exit(None)
             if not self._stopping:
                 self.restarts += 1
                 self.ready.clear()
-                tell(f"the local agent (pid {self.pid}) ended; starting it again")
-                self._forget()
+                report(f"the local agent (pid {self.pid}) ended; starting it again")
+                self._reap()
                 await self.start()
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         """Ask it to end, and do not wait."""
         self._stopping = True
         self._signal(signal.SIGTERM)
@@ -107,64 +107,64 @@ class LocalAgent:
     async def stop(self) -> str:
         """End it by SIGTERM, after the stop timeout by SIGKILL, and reap it. The result says what may be left, empty for nothing."""
         self._stopping = True
-        if self._watched is None:
+        if self._pidfd is None:
             return ""
-        left = ""
+        warning = ""
         self._signal(signal.SIGTERM)
-        if not await self._ended(self.place.stop_timeout_s):
-            waited = f"within {self.place.stop_timeout_s:g} s"
-            left = f"the local agent (pid {self.pid}) did not stop {waited} and was killed; look at {self.place.log}"
+        if not await self._wait_exit(self.config.stop_timeout_s):
+            waited = f"within {self.config.stop_timeout_s:g} s"
+            warning = f"the local agent (pid {self.pid}) did not stop {waited} and was killed; look at {self.config.log}"
             self._signal(signal.SIGKILL)
-            await self._ended(None)
-        self._forget()
-        return left
+            await self._wait_exit(None)
+        self._reap()
+        return warning
 
     def _launch(self) -> None:
-        with self.place.log.open("ab") as log:
+        with self.config.log.open("ab") as log:
             # Popen, not asyncio's: the child must outlive the event loop of an interrupted controller without complaint.
             self._child = subprocess.Popen(
-                self.place.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.place.folder
+                self.config.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.config.folder
             )
-        self._watch(self._child.pid)
+        self._open_pidfd(self._child.pid)
 
-    def _watch(self, pid: int) -> None:
+    def _open_pidfd(self, pid: int) -> None:
         self.pid = pid
         try:
-            self._watched = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError as error:
             raise HostUnreachable(f"the local agent (pid {pid}) has just ended", "try again") from error
-        self._over = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._watched, self._over.set)
+        self._exited = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited.set)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._watched is not None:
+        if self._pidfd is not None:
             try:
-                signal.pidfd_send_signal(self._watched, number)
+                signal.pidfd_send_signal(self._pidfd, number)
             except ProcessLookupError:
                 return
 
-    def _forget(self) -> None:
+    def _reap(self) -> None:
         if self._child is not None:
             self._child.wait()
             self._child = None
-        if self._watched is not None:
-            asyncio.get_running_loop().remove_reader(self._watched)
-            os.close(self._watched)
-            self._watched = None
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
 
-    async def _ended(self, timeout_s: float | None) -> bool:
+    async def _wait_exit(self, timeout_s: float | None) -> bool:
         """Wait for the end of the process, ours or taken over; False when it lives on after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._over.wait()
+                await self._exited.wait()
         except TimeoutError:
             return False
         return True
 
     async def _is_healthy(self) -> bool:
-        if not is_live(self.place.address):  # cheaper than gRPC, whose pause after a refused connection would slow the start
+        if not is_listening(self.config.address):  # cheaper than gRPC, whose pause after a refused connection would slow the start
             return False
-        async with grpc.aio.insecure_channel(self.place.address) as channel:
+        async with grpc.aio.insecure_channel(self.config.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
@@ -172,17 +172,17 @@ class LocalAgent:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _asked_pid(self) -> int:
-        async with grpc.aio.insecure_channel(self.place.address) as channel:
+    async def _query_pid(self) -> int:
+        async with grpc.aio.insecure_channel(self.config.address) as channel:
             try:
                 answer = await agent_pb2_grpc.AgentServiceStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=5.0)
             except grpc.aio.AioRpcError as error:
-                raise HostUnreachable(f"something answers at {self.place.address} that is no agent: {error.details()}") from error
+                raise HostUnreachable(f"something answers at {self.config.address} that is no agent: {error.details()}") from error
             return answer.pid
 
     def _log_tail(self) -> str:
         try:
-            text = self.place.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+            text = self.config.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         except OSError:
             return ""
         return f"; its log ends:\n{text}" if text else ""

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.hosts.targets import Following
+from fleet_controller.hosts.targets import FleetTargets
 from fleet_protos import __version__
 from fleet_protos.errors import ExitCode, FleetError
 from fleet_protos.escape import escape_unprintable, log_to_stderr
@@ -46,46 +46,46 @@ def main() -> int:
         asyncio.run(_serve(options))
     except FleetError as error:
         findings = getattr(error, "findings", ())  # of a fleet file: all of them, not the first
-        told = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
-        print(escape_unprintable(told), file=sys.stderr)  # noqa: T201 - its way to tell
+        output = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
+        print(escape_unprintable(output), file=sys.stderr)  # noqa: T201 - its way to tell
         return error.exit_code
     return ExitCode.DONE
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from fleet_controller.app.bootstrap import doors, working
+    from fleet_controller.app.bootstrap import endpoints_from_options, start_controller
 
-    follow = _following(options)
+    targets = _load_targets(options)
     if options.give_up_after is not None:
-        follow = replace(follow, give_up_after_s=options.give_up_after)
+        targets = replace(targets, give_up_after_s=options.give_up_after)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     state: Path = options.state.absolute()
-    async with working(state, follow, store=options.store, doors=doors(options, state)) as here:
-        if here.fleet_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, here.fleet_file.read_now)
-        log.info("listening on %s with %d agents", here.address, len(follow.peers))
+    async with start_controller(state, targets, store=options.store, endpoints=endpoints_from_options(options, state)) as running:
+        if running.fleet_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, running.fleet_file.read_now)
+        log.info("listening on %s with %d agents", running.address, len(targets.agents))
         await stopping.wait()
     log.info("stopped")
 
 
-def _following(options: argparse.Namespace) -> Following:
+def _load_targets(options: argparse.Namespace) -> FleetTargets:
     from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
-    from fleet_controller.hosts.target_access import following
-    from fleet_controller.pki.trust_path import trust_folder
+    from fleet_controller.hosts.target_access import fleet_targets
+    from fleet_controller.pki.trust_path import trust_folder_path
 
     path = find_fleet_file(options.fleet) if options.fleet or not options.agent else None
-    trust = trust_folder(options.trust, options.state.absolute())
+    trust = trust_folder_path(options.trust, options.state.absolute())
     if path is None:
-        return following(options.agent, None, trust)
+        return fleet_targets(options.agent, None, trust)
     from fleet_controller.fleet_file.fleet_loader import load_fleet_file
 
     loaded = load_fleet_file(path)
     for finding in loaded.findings:
         log.warning("%s", finding)
-    return following(options.agent, loaded.inventory, trust)
+    return fleet_targets(options.agent, loaded.inventory, trust)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _OPTIONS = [("grpc.max_receive_message_length", GRPC_MAX_BYTES), ("grpc.max_send
 Context = aio.ServicerContext[Any, Any]
 
 
-async def _refuse(context: Context, error: FleetError) -> NoReturn:
+async def _abort_with(context: Context, error: FleetError) -> NoReturn:
     """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl` shows as they are."""
     code = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
     text = f"{error.message}\n{error.hint}" if error.hint else error.message
@@ -53,7 +53,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             job_id = await self._controller.submit(request.yaml, request.file_name, request.only_connected, request.request_key)
             job = await self._controller.job(job_id)
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
         return pb.SubmitJobResponse(job_id=job_id, trials=job.job.trials)
 
     async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
@@ -61,14 +61,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         try:
             return to_proto(await self._controller.job(request.job_id), pb.GetJobResponse())
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         """All jobs, the newest first."""
         try:
             jobs = await self._controller.jobs()
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
         return pb.ListJobsResponse(jobs=[to_proto(job, pb.JobSummary()) for job in jobs])
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.WatchJobResponse]:
@@ -77,21 +77,21 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             async for change in self._controller.watch(request.job_id):
                 yield to_proto(change, pb.WatchJobResponse())
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:
         """End a job."""
         try:
             return pb.CancelJobResponse(trials_cancelled=await self._controller.cancel(request.job_id))
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
 
     async def ListHosts(self, request: pb.ListHostsRequest, context: Context) -> pb.ListHostsResponse:
         """All hosts, connected or not."""
         try:
             hosts = await self._controller.hosts()
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
         return pb.ListHostsResponse(hosts=[to_proto(host, pb.HostStatus()) for host in hosts])
 
     async def GetResults(self, request: pb.GetResultsRequest, context: Context) -> pb.GetResultsResponse:
@@ -99,14 +99,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         try:
             return to_proto(await self._controller.results(request.job_id), pb.GetResultsResponse())
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
 
     async def GetTrial(self, request: pb.GetTrialRequest, context: Context) -> pb.GetTrialResponse:
         """One attempt of a trial with its events."""
         try:
             trial = await self._controller.trial(request.trial_id, request.attempt, request.with_log)
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
         return to_proto(trial, pb.GetTrialResponse())
 
     async def DrainHost(self, request: pb.DrainHostRequest, context: Context) -> pb.DrainHostResponse:
@@ -114,7 +114,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         try:
             await self._controller.drain(request.host, request.reason)
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
         return pb.DrainHostResponse()
 
     async def UndrainHost(self, request: pb.UndrainHostRequest, context: Context) -> pb.UndrainHostResponse:
@@ -122,7 +122,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         try:
             await self._controller.undrain(request.host)
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
         return pb.UndrainHostResponse()
 
     async def CheckHosts(self, request: pb.CheckHostsRequest, context: Context) -> AsyncIterator[pb.CheckHostsResponse]:
@@ -131,11 +131,11 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             async for check in self._controller.check_hosts(tuple(request.hosts)):
                 yield to_proto(check, pb.CheckHostsResponse())
         except FleetError as error:
-            await _refuse(context, error)
+            await _abort_with(context, error)
 
 
 @asynccontextmanager
-async def serving(controller: Controller, address: str, outside: str = "", tls: TlsFiles | None = None) -> AsyncIterator[str]:
+async def serve_controller(controller: Controller, address: str, tls_address: str = "", tls: TlsFiles | None = None) -> AsyncIterator[str]:
     """Serve it at `address` while inside, with the standard health service, and through a TLS door at `outside` too when there is one.
 
     Yields the address, the outer one where there is one, with its real port. Raises ConfigError, Conflict.
@@ -148,7 +148,7 @@ async def serving(controller: Controller, address: str, outside: str = "", tls: 
     async with AsyncExitStack() as stack:
         bound = bind_server(server, address)
         if tls is not None:
-            bound = await stack.enter_async_context(TlsGateway(outside, bound, tls, frozenset({Role.USER, Role.CONTROLLER})).serving())
+            bound = await stack.enter_async_context(TlsGateway(tls_address, bound, tls, frozenset({Role.USER, Role.CONTROLLER})).serving())
         await server.start()
         stack.push_async_callback(server.stop, grace=1.0)
         yield bound

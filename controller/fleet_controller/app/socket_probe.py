@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 
-def is_live(address: str) -> bool:
+def is_listening(address: str) -> bool:
     """True for a `unix:PATH` where a process listens; a socket file that a killed one left behind does not count."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

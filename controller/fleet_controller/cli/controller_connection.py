@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from fleet_controller.app.socket_probe import is_live
+from fleet_controller.app.socket_probe import is_listening
 from fleet_controller.cli.state_folder import StateFolder, resolve_state_folder
 from fleet_controller.core.controller_api import Controller
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleet_controller.jobs.queries import StoredJobs
+    from fleet_controller.jobs.queries import ReadOnlyController
     from fleet_transport.tls_identity import TlsFiles
 
 
@@ -37,11 +37,11 @@ def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFi
     """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None for one of this machine without TLS."""
     if address.startswith("unix:"):
         return None
-    from fleet_controller.pki.trust_path import trust_folder
+    from fleet_controller.pki.trust_path import trust_folder_path
     from fleet_transport.tls_client import is_local
     from fleet_transport.tls_identity import TlsFiles
 
-    folder = trust_folder(trust, state_folder.path)
+    folder = trust_folder_path(trust, state_folder.path)
     if not folder.is_dir() and not trust:
         if is_local(address):
             return None
@@ -51,14 +51,14 @@ def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFi
 
 
 @contextmanager
-def open_stored_jobs(state_folder: StateFolder) -> Iterator[StoredJobs]:
+def open_stored_jobs(state_folder: StateFolder) -> Iterator[ReadOnlyController]:
     """The store of a state folder, read only. Raises ConfigError when nothing was ever run there."""
-    from fleet_controller.jobs.queries import StoredJobs
+    from fleet_controller.jobs.queries import ReadOnlyController
     from fleet_controller.store.store import Store
 
     store = Store.open(str(state_folder.store), read_only=True)
     try:
-        yield StoredJobs(store, state_folder.artifacts)
+        yield ReadOnlyController(store, state_folder.artifacts)
     finally:
         store.close()
 
@@ -69,4 +69,4 @@ def controller_address(named: str, state_folder: StateFolder) -> str:
 
     named = named or os.environ.get("FLEET_CONTROLLER", "")
     here = listen_address(state_folder.controller, "controller")
-    return named or (here if is_live(here) else "")
+    return named or (here if is_listening(here) else "")

@@ -7,8 +7,13 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from fleet_controller.analysis.compare_runs import Comparison, Conditions, compare, compare_jobs
-from fleet_controller.analysis.job_differences import differences
+from fleet_controller.analysis.compare_runs import (
+    Comparison,
+    ComparisonConditions,
+    compare,
+    compare_jobs,
+)
+from fleet_controller.analysis.job_differences import job_differences
 from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.core.controller_api import Controller, JobDetail, JobResults, TrialStatus
 from fleet_controller.core.job import Job
@@ -49,7 +54,7 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
     confidence, margin = _confidence_and_margin(job, verdict_options(arguments))
     conditions = _planned_conditions(after, job, detail)
     compared = compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
-    return replace(compared, notes=(*compared.notes, *differences(_parse_job(before), job)))
+    return replace(compared, notes=(*compared.notes, *job_differences(_parse_job(before), job)))
 
 
 async def compare_job(controller: Controller, job_id: str, options: VerdictOptions) -> Comparison:
@@ -101,12 +106,12 @@ def _confidence_and_margin(job: Job, options: VerdictOptions) -> tuple[float, fl
     return confidence, job.margin if options.margin is None else options.margin
 
 
-def _planned_conditions(results: JobResults, job: Job, detail: JobDetail) -> Conditions:
+def _planned_conditions(results: JobResults, job: Job, detail: JobDetail) -> ComparisonConditions:
     workloads = tuple(workload.name for workload in job.workloads)
     searches = {workload.name: workload.search.of for workload in job.workloads if workload.search.of}
     planned = _planned_pairs(job, detail)
     return replace(_conditions(results), planned=planned, workloads=workloads, failures=_failures(detail), searches=searches)
 
 
-def _conditions(results: JobResults) -> Conditions:
-    return Conditions(results.job.job_id, results.job.engine, results.job.time_scale)
+def _conditions(results: JobResults) -> ComparisonConditions:
+    return ComparisonConditions(results.job.job_id, results.job.engine, results.job.time_scale)

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fleet_controller.app.bootstrap import Doors, Working, working
-from fleet_controller.app.local_agent import AgentPlace, LocalAgent
-from fleet_controller.app.socket_probe import is_live
+from fleet_controller.app.bootstrap import ControllerEndpoints, RunningController, start_controller
+from fleet_controller.app.local_agent import LocalAgent, LocalAgentConfig
+from fleet_controller.app.socket_probe import is_listening
 from fleet_controller.cli.state_folder import StateFolder, local_host_name, resolve_state_folder
 from fleet_protos.errors import ConfigError, Conflict, FleetError
 from fleet_protos.escape import LOG_FORMAT, EscapingFormatter
@@ -28,9 +28,9 @@ class LocalMachine:
     metrics_port: int = 0
 
     @property
-    def doors(self) -> Doors:
+    def doors(self) -> ControllerEndpoints:
         """Its own socket, and the Prometheus endpoint if one was asked for."""
-        return Doors(metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None)
+        return ControllerEndpoints(metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None)
 
 
 def local_machine(arguments: argparse.Namespace) -> LocalMachine:
@@ -40,7 +40,7 @@ def local_machine(arguments: argparse.Namespace) -> LocalMachine:
 
 def require_no_other_controller(state_folder: StateFolder) -> None:
     """Raises Conflict when a controller is at work in the state folder."""
-    if is_live(listen_address(state_folder.controller, "controller")):
+    if is_listening(listen_address(state_folder.controller, "controller")):
         hint = "fleetctl submit FILE --watch hands it a job; --state DIR keeps two apart"
         raise Conflict(f"a controller is at work in {state_folder.controller}", hint)
 
@@ -48,17 +48,17 @@ def require_no_other_controller(state_folder: StateFolder) -> None:
 def local_agent(this_machine: LocalMachine) -> LocalAgent:
     """The agent of this machine, not yet started. Raises Conflict when a controller is at work in the state folder."""
     require_no_other_controller(this_machine.state_folder)
-    return LocalAgent(AgentPlace(this_machine.state_folder.agent, this_machine.host_name, this_machine.labels))
+    return LocalAgent(LocalAgentConfig(this_machine.state_folder.agent, this_machine.host_name, this_machine.labels))
 
 
 @asynccontextmanager
-async def run_local_controller(agent: LocalAgent, this_machine: LocalMachine, print_line: Callable[[str], None]) -> AsyncIterator[Working]:
+async def run_local_controller(agent: LocalAgent, this_machine: LocalMachine, print_line: Callable[[str], None]) -> AsyncIterator[RunningController]:
     """Controller and agent at work while inside. The agent outlives the controller's last fetch of files and is ended last."""
     log_to_file(this_machine.state_folder)
     try:
-        async with working(this_machine.state_folder.controller, [agent.place.address], doors=this_machine.doors) as at_work:
+        async with start_controller(this_machine.state_folder.controller, [agent.config.address], endpoints=this_machine.doors) as at_work:
             await agent.start()
-            await at_work.fleet.expect_agents()
+            await at_work.fleet.wait_for_agents()
             async with asyncio.TaskGroup() as tasks:
                 restart_task = tasks.create_task(agent.keep_alive(print_line))
                 yield at_work

@@ -7,7 +7,7 @@ from fleet_protos.protocol_version import PROTOCOL, incompatibility, is_compatib
 CLOCK_APART_S = 2.0
 
 
-def not_understood(host: str, version: str, protocol: int, ours: int = PROTOCOL) -> tuple[str, str]:
+def agent_incompatibility(host: str, version: str, protocol: int, ours: int = PROTOCOL) -> tuple[str, str]:
     """(why the controller does not work with this agent, what to do); both empty when it does."""
     if is_compatible(protocol, ours):
         return "", ""
@@ -15,7 +15,7 @@ def not_understood(host: str, version: str, protocol: int, ours: int = PROTOCOL)
     return message, f"fleetctl deploy {host}" if protocol < ours else "update benchfleet here, to the version of its agents"
 
 
-def clock_remark(ahead_s: float) -> str:
+def clock_warning(ahead_s: float) -> str:
     """What `hosts` says of a clock that is too far from ours; no result depends on it."""
     if abs(ahead_s) <= CLOCK_APART_S:
         return ""

@@ -30,16 +30,16 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def fault_of_self(agent_id: str, host: str, told: Mapping[str, str]) -> str:
+def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> str:
     """Why an agent does not describe itself as one of ours does; empty when it may be. `told`: its labels and its fingerprint."""
     if not _AGENT_ID.fullmatch(agent_id) or not _HOST.fullmatch(host):
         return f"it calls itself agent {agent_id[:80]!a} of the host {host[:80]!a}"
-    if len(told) > 1000 or any(len(name) + len(value) > 4096 for name, value in told.items()):
+    if len(reported) > 1000 or any(len(name) + len(value) > 4096 for name, value in reported.items()):
         return "its labels and fingerprint have no end"
     return ""
 
 
-def fault_of(event: ev.Event) -> str:
+def event_error(event: ev.Event) -> str:
     """Why an event is not one that an agent of ours tells; empty when it may be."""
     if not 0 < event.sequence < _MOST_NUMBER // 2:
         return f"event number {event.sequence} cannot be"
@@ -52,22 +52,22 @@ def fault_of(event: ev.Event) -> str:
     return ""
 
 
-def believed(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
+def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
     """The event with its texts cut to their longest and without files that are none of its attempt; what was taken out, in words."""
     body: Any = event.body
     refused: tuple[str, ...] = ()
     if isinstance(body, ev.EvidenceCollected):
-        kept = tuple(file for file in body.artifacts[:_MOST_ENTRIES] if not _misplaced(file, event))
-        refused = tuple(_misplaced(file, event) for file in body.artifacts[:20] if file not in kept)
+        kept = tuple(file for file in body.artifacts[:_MOST_ENTRIES] if not _artifact_error(file, event))
+        refused = tuple(_artifact_error(file, event) for file in body.artifacts[:20] if file not in kept)
         body = replace(body, artifacts=kept)
-    if isinstance(body, ev.RunFinished) and (why := body.run.artifact.name and _misplaced(body.run.artifact, event)):
+    if isinstance(body, ev.RunFinished) and (why := body.run.artifact.name and _artifact_error(body.run.artifact, event)):
         body, refused = replace(body, run=replace(body.run, artifact=Artifact())), (why,)
     if isinstance(body, ev.RunFinished):
-        body = replace(body, run=_finite(body.run))
-    return replace(event, body=_cut("", body, 0)), refused
+        body = replace(body, run=_drop_invalid_numbers(body.run))
+    return replace(event, body=_truncate_value("", body, 0)), refused
 
 
-def may_tell(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
+def may_report(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
     """An attempt is told of by the agent that took it; before one did, by the host that it was given to.
 
     An attempt older than the newest may have been given to another host than the trial has now: it decides nothing any more.
@@ -77,7 +77,7 @@ def may_tell(before: Attempt, agent_id: str, host: str, trial_host: str, newest:
     return host == trial_host or before.number < newest
 
 
-def _misplaced(file: Artifact, event: ev.Event) -> str:
+def _artifact_error(file: Artifact, event: ev.Event) -> str:
     trial, _, rest = file.name.partition("/")
     attempt, _, name = rest.partition("/")
     if trial != event.trial_id or attempt != str(event.attempt) or not _FILE.fullmatch(name) or name.endswith(".partial"):
@@ -87,28 +87,28 @@ def _misplaced(file: Artifact, event: ev.Event) -> str:
     return ""
 
 
-def _finite(run: RunResult) -> RunResult:
+def _drop_invalid_numbers(run: RunResult) -> RunResult:
     """Without numbers that are none, and without a search whose loads cannot be: it is then a run of no search."""
     metrics = {name: value for name, value in run.metrics.items() if math.isfinite(value) and len(name) <= _LONGEST_NAME}
-    told = run.searched
-    sound = told.of in (RATE, CONCURRENCY) and all(0 <= load < math.inf for load in (told.load, told.highest_met, told.lowest_not_met))
-    return replace(run, metrics=metrics, searched=told if sound else Searched())
+    searched = run.searched
+    sound = searched.of in (RATE, CONCURRENCY) and all(0 <= load < math.inf for load in (searched.load, searched.highest_met, searched.lowest_not_met))
+    return replace(run, metrics=metrics, searched=searched if sound else Searched())
 
 
-def _cut(name: str, value: Any, depth: int) -> Any:
+def _truncate_value(name: str, value: Any, depth: int) -> Any:
     """Any part of a body: its texts short enough for every database, its lists and maps not endless."""
     if isinstance(value, str):
-        return _text(value, _LONGEST_NAME if name in _NAMES else _LONGEST_TEXT)
+        return _truncate_text(value, _LONGEST_NAME if name in _NAMES else _LONGEST_TEXT)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: _cut(item.name, getattr(value, item.name), depth + 1) for item in fields(value)})
+        return replace(value, **{item.name: _truncate_value(item.name, getattr(value, item.name), depth + 1) for item in fields(value)})
     if isinstance(value, Mapping):
         pairs = list(value.items())[:_MOST_ENTRIES]
-        return {_text(str(key), _LONGEST_TEXT): _cut("", entry, depth + 1) for key, entry in pairs} if depth < 20 else {}
+        return {_truncate_text(str(key), _LONGEST_TEXT): _truncate_value("", entry, depth + 1) for key, entry in pairs} if depth < 20 else {}
     if isinstance(value, list | tuple):
-        return type(value)(_cut(name, entry, depth + 1) for entry in value[:_MOST_ENTRIES]) if depth < 20 else type(value)()
+        return type(value)(_truncate_value(name, entry, depth + 1) for entry in value[:_MOST_ENTRIES]) if depth < 20 else type(value)()
     return value
 
 
-def _text(text: str, longest: int) -> str:
+def _truncate_text(text: str, longest: int) -> str:
     text = text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text  # PostgreSQL holds none
     return text if len(text) <= longest else f"{text[: longest - 40]}… ({len(text)} characters)"

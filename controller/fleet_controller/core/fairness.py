@@ -17,7 +17,7 @@ UNKNOWN_TRIAL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class HostTimeAccount:
     """What the trials of one job took: `ended_s` host seconds of attempts that are over, `ended` of them, each `nodes` hosts wide."""
 
     joined_s: float = 0.0
@@ -25,27 +25,27 @@ class Account:
     ended: int = 0
     share: float = 1.0  # of a host that one trial takes; below 1 only where trials let others in
 
-    def add(self, before: Trial | None, after: Trial) -> Account:
+    def with_change(self, before: Trial | None, after: Trial) -> HostTimeAccount:
         """The account after a trial changed from `before`."""
         change = _ended(after) if before is None else tuple(new - old for new, old in zip(_ended(after), _ended(before), strict=True))
         return replace(self, ended_s=self.ended_s + change[0] * self.share, ended=self.ended + int(change[1]))
 
-    def caught_up(self, had_s: float, least_s: float) -> Account:
+    def caught_up(self, host_time_s: float, least_s: float) -> HostTimeAccount:
         """The account of a job that had nothing running and begins again: not behind `least_s`, the least of those that run."""
-        return replace(self, joined_s=self.joined_s + max(0.0, least_s - had_s))
+        return replace(self, joined_s=self.joined_s + max(0.0, least_s - host_time_s))
 
     def trial_s(self, planned_s: float = UNKNOWN_TRIAL_S) -> float:
         """Host seconds that one more trial is reckoned at: the mean of those that are over, else the plan's guess."""
         return (self.ended_s / self.ended if self.ended else planned_s * self.share) or UNKNOWN_TRIAL_S
 
-    def had_s(self, active_hosts: int, trial_s: float) -> float:
+    def host_time_s(self, active_hosts: int, trial_s: float) -> float:
         """Host seconds so far. What runs counts as a whole trial from its begin on, by no clock of its host."""
         return self.joined_s + self.ended_s + active_hosts * trial_s
 
 
-def joins_at(standing: Iterable[tuple[float, float]]) -> float:
+def initial_host_time(competitors: Iterable[tuple[float, float]]) -> float:
     """Where a new job begins to count, by (had_s, trial_s) of those that it meets: behind the next trial of who had least; 0 alone."""
-    return min((had_s + trial_s for had_s, trial_s in standing), default=0.0)
+    return min((host_time_s + trial_s for host_time_s, trial_s in competitors), default=0.0)
 
 
 def _ended(trial: Trial) -> tuple[float, int]:

@@ -16,10 +16,10 @@ _FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives out by 
 LOOPBACK = "127.0.0.1"
 
 # A crash that names no cause may have followed from another node's; one that names its own comes before it.
-VAGUE = frozenset({"scheduler_crashed", "launch_crashed", "unknown"})
+UNSPECIFIC = frozenset({"scheduler_crashed", "launch_crashed", "unknown"})
 
 # How a node ends because another one did: never the cause while another node names one.
-FOLLOWING = frozenset({
+CONSEQUENCES = frozenset({
     "nccl_peer_lost", "nccl_timeout", "init_dist_timeout", "watchdog_timeout", "load_failed", "not_ready", "stalled_init_dist",
     "stalled_load_weight", "stalled_capture_graph", "gang_hold_limit",
 })  # fmt: skip
@@ -30,7 +30,7 @@ def member_id(lead_id: str, rank: int) -> str:
     return f"{lead_id}{_MARK}{rank}"
 
 
-def place_of(trial_id: str) -> tuple[str, int]:
+def lead_and_rank(trial_id: str) -> tuple[str, int]:
     """(id of the gang's trial, rank) of a node; rank 0 for the lead and for every trial on one host."""
     lead, mark, rank = trial_id.rpartition(_MARK)
     return (lead, int(rank)) if mark and rank.isdecimal() else (trial_id, 0)
@@ -84,12 +84,12 @@ def meeting_host(address: str, label: str = "") -> str:
     return LOOPBACK if host in ("localhost", LOOPBACK, "[::1]", "0.0.0.0", "") else host
 
 
-def placed(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
+def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
     """The attempt as its agent gets it. All nodes meet at `lead_host`; the port is drawn anew for each attempt."""
     gang = spec.engine.gang
     if gang.nodes < 2:
         return replace(spec, attempt=attempt)
-    lead_id, _ = place_of(spec.trial_id)
+    lead_id, _ = lead_and_rank(spec.trial_id)
     drawn = int.from_bytes(hashlib.sha256(f"{lead_id}/{attempt}".encode()).digest()[:4])
     gang = replace(gang, init_address=f"{lead_host}:{_FIRST_PORT + drawn % _PORTS}")
     return replace(spec, attempt=attempt, engine=replace(spec.engine, gang=gang))
@@ -98,25 +98,25 @@ def placed(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
 # Nodes as one trial
 
 
-def folded(nodes: Iterable[Trial]) -> list[Trial]:
+def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
     """The trials in their order, with the nodes of each gang as one; what is folded stays as it is."""
     leads: list[Trial] = []
     members: dict[str, list[Trial]] = {}
     for node in nodes:
-        lead_id, rank = place_of(node.spec.trial_id)
+        lead_id, rank = lead_and_rank(node.spec.trial_id)
         (members.setdefault(lead_id, []) if rank else leads).append(node)
-    return [as_one(lead, members.get(lead.spec.trial_id, ())) for lead in leads]
+    return [fold_gang(lead, members.get(lead.spec.trial_id, ())) for lead in leads]
 
 
-def as_one(lead: Trial, members: Sequence[Trial]) -> Trial:
+def fold_gang(lead: Trial, members: Sequence[Trial]) -> Trial:
     """The trial that a lead and its members make: over when all are, OK when the lead is, failed with the cause of who failed first."""
     if not members:
         return lead
     nodes = (lead, *members)
-    return Trial(lead.spec, tuple(_together(nodes, attempt) for attempt in lead.attempts), nodes)
+    return Trial(lead.spec, tuple(_fold_attempt(nodes, attempt) for attempt in lead.attempts), nodes)
 
 
-def _together(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
+def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     ended = list(_attempts(nodes, lead.number))
     if not all(attempt.is_over for _, attempt in ended):
         return _unfinished(lead)
@@ -125,8 +125,8 @@ def _together(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     if not failures:
         return replace(lead, ended_unix_ns=last_ns)
     node, cause = min(failures, key=lambda pair: _lateness(pair[1]))
-    told = cause.message or cause.failure_class
-    message = told if node is nodes[0] else f"{_named(node)}: {told}"
+    cause_text = cause.message or cause.failure_class
+    message = cause_text if node is nodes[0] else f"{_node_label(node)}: {cause_text}"
     if lead.outcome is Outcome.OK:  # all was measured: a member may follow its lead's end, but must not leave anything behind
         return replace(lead, message=message if cause.failure_class == "left_over_processes" else "", ended_unix_ns=last_ns)
     failed = replace(cause, number=lead.number, agent_id=lead.agent_id, message=message, runs=lead.runs)
@@ -136,7 +136,7 @@ def _together(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
 def _lateness(failed: Attempt) -> tuple[int, int]:
     """The first is the cause: by what the class says, then by the end, as near as the clocks of hosts are known."""
     failure_class = failed.failure_class
-    return (2 if failure_class in FOLLOWING else 1 if failure_class in VAGUE else 0), failed.ended_unix_ns
+    return (2 if failure_class in CONSEQUENCES else 1 if failure_class in UNSPECIFIC else 0), failed.ended_unix_ns
 
 
 def _unfinished(lead: Attempt) -> Attempt:
@@ -152,11 +152,11 @@ def _attempts(nodes: Sequence[Trial], number: int) -> Iterator[tuple[Trial, Atte
         yield from ((node, attempt) for attempt in node.attempts if attempt.number == number)
 
 
-def _named(node: Trial) -> str:
-    return f"node {place_of(node.spec.trial_id)[1]} on host {node.spec.host}"
+def _node_label(node: Trial) -> str:
+    return f"node {lead_and_rank(node.spec.trial_id)[1]} on host {node.spec.host}"
 
 
-def to_end(trial: Trial) -> Mapping[str, str]:
+def nodes_to_end(trial: Trial) -> Mapping[str, str]:
     """The nodes of an active gang that must end now, with the reason: all, as soon as one has ended or begun to.
 
     The lead's server is needed until it is being stopped; a member that collects its evidence has lost its server or let it go.
@@ -167,5 +167,5 @@ def to_end(trial: Trial) -> Mapping[str, str]:
     ended = [node for node, attempt in now if attempt.phase >= (Phase.COLLECTING if node is not trial.nodes[0] else Phase.STOPPING)]
     if not ended:
         return {}
-    reason = f"{_named(ended[0])} of this server has ended"
+    reason = f"{_node_label(ended[0])} of this server has ended"
     return {node.spec.trial_id: reason for node, attempt in now if attempt.phase < Phase.COLLECTING}

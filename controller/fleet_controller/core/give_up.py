@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.trial_state import GIVEN_UP, Attempt, Trial
+from fleet_controller.core.trial_state import HOST_GIVEN_UP, Attempt, Trial
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase
 
@@ -15,21 +15,21 @@ UNPLACED = ""  # in place of the host of a trial that any host may take: those t
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUpAttempt:
     """The attempt of a trial or node that ends so: one that was begun on a host which is away, or the next one, which never begins."""
 
     trial_id: str
     attempt: Attempt
 
 
-def cancelled(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUp]:
+def attempts_to_cancel(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUpAttempt]:
     """What to close of a job that was cancelled, and whose hosts cannot be told. As `given_up` otherwise: what ended well counts yet."""
-    for end in given_up(trials, away_s, limit_s, now_unix_ns):
+    for end in attempts_to_give_up(trials, away_s, limit_s, now_unix_ns):
         message = f"the job was cancelled while {end.attempt.message.partition(';')[0].replace(' has been ', ' was ')}"
-        yield GivenUp(end.trial_id, replace(end.attempt, outcome=Outcome.CANCELLED, kind=ErrorKind.NONE, message=message))
+        yield GivenUpAttempt(end.trial_id, replace(end.attempt, outcome=Outcome.CANCELLED, kind=ErrorKind.NONE, message=message))
 
 
-def given_up(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUp]:
+def attempts_to_give_up(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUpAttempt]:
     """What to close of these trials. `away_s`: seconds for which each host that does not answer has been away, and UNPLACED.
 
     Of a server over several hosts only the nodes on hosts that are away: the others are ended there, and tell their own end.
@@ -41,15 +41,15 @@ def given_up(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: floa
         if not missing:
             continue
         if not trial.is_active and trial.may_start:
-            told = _closed(Attempt(len(trial.attempts) + 1), missing[0], gone[missing[0]], limit_s, now_unix_ns)
-            yield GivenUp(trial.spec.trial_id, told)
+            closed = _given_up_attempt(Attempt(len(trial.attempts) + 1), missing[0], gone[missing[0]], limit_s, now_unix_ns)
+            yield GivenUpAttempt(trial.spec.trial_id, closed)
         for node in (trial.nodes or (trial,)) if trial.is_active else ():
             newest, host = node.newest, node.spec.host
             if newest is not None and not newest.is_over and host in gone:
-                yield GivenUp(node.spec.trial_id, _closed(newest, host, gone[host], limit_s, now_unix_ns))
+                yield GivenUpAttempt(node.spec.trial_id, _given_up_attempt(newest, host, gone[host], limit_s, now_unix_ns))
 
 
-def _closed(attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int) -> Attempt:
+def _given_up_attempt(attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int) -> Attempt:
     who = f"host {host} has" if host else "every host that the job may go to has"
     message = f"{who} been away for {_span(away_s)}; it is waited for {_span(limit_s)}"
     return Attempt(
@@ -58,7 +58,7 @@ def _closed(attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix
         Phase.OVER,
         Outcome.FAILED,
         ErrorKind.HOST_UNREACHABLE,
-        GIVEN_UP,
+        HOST_GIVEN_UP,
         message,
         attempt.runs,
         attempt.started_unix_ns,

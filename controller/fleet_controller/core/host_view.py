@@ -6,27 +6,27 @@ from collections.abc import Mapping
 
 from fleet_controller.core.inventory import FleetHost
 
-NOT_KNOWN = 1 << 30  # GPUs of a host that nobody has told of yet: as many as asked for, until its agent says
+GPUS_UNKNOWN = 1 << 30  # GPUs of a host that nobody has told of yet: as many as asked for, until its agent says
 
 
-def labels_of(known: FleetHost | None, told: Mapping[str, str]) -> Mapping[str, str]:
+def merge_labels(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> Mapping[str, str]:
     """What jobs select a host by: the labels of its agent, those of the file laid over them."""
-    return told if known is None else {**told, **known.labels}
+    return reported if fleet_host is None else {**reported, **fleet_host.labels}
 
 
-def differences(known: FleetHost | None, told: Mapping[str, str]) -> tuple[str, ...]:
+def label_differences(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> tuple[str, ...]:
     """`gpu is a100 for the agent and h200 in the fleet file`, for each label that both have and that differs."""
-    wanted = known.labels if known else {}
+    wanted = fleet_host.labels if fleet_host else {}
     return tuple(
         f"{name} is {value} for the agent and {wanted[name]} in the fleet file"
-        for name, value in sorted(told.items())
+        for name, value in sorted(reported.items())
         if wanted.get(name, value) != value
     )
 
 
-def gpus_of(known: FleetHost | None, told: int | None, simulated: bool = False) -> int:
+def merge_gpus(fleet_host: FleetHost | None, reported: int | None, simulated: bool = False) -> int:
     """GPUs that servers may use: as many as the agent has, and no more than the file says. `told` None: no contact yet."""
-    limit = None if known is None else (known.simulated_gpus or None) if simulated else known.gpus
-    if told is None:
-        return (0 if known is None else NOT_KNOWN) if limit is None else limit
-    return told if limit is None else min(told, limit)
+    limit = None if fleet_host is None else (fleet_host.simulated_gpus or None) if simulated else fleet_host.gpus
+    if reported is None:
+        return (0 if fleet_host is None else GPUS_UNKNOWN) if limit is None else limit
+    return reported if limit is None else min(reported, limit)

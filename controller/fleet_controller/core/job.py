@@ -43,11 +43,11 @@ class HostChoice:
         values = json.loads(text or "{}")
         return cls(**{**values, "names": tuple(values.get("names", ()))})
 
-    def among(self, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    def matching(self, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
         """Names of the hosts of `known` (name → labels) that match, sorted."""
-        return tuple(name for name in sorted(known) if self.takes(name, known[name]))
+        return tuple(name for name in sorted(known) if self.matches(name, known[name]))
 
-    def takes(self, name: str, labels: Mapping[str, str]) -> bool:
+    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
         """A host of that name with those labels matches."""
         return (not self.names or name in self.names) and self.labels.items() <= labels.items()
 

@@ -12,27 +12,27 @@ from fleet_controller.core.trial_state import Attempt
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome
 
-ENOUGH = 3  # points without a good trial between them
+QUARANTINE_POINTS = 3  # points without a good trial between them
 _KEPT = 5
 PROBE_FIRST_S, PROBE_MOST_S = 60.0, 3600.0
 
 # One is enough: hardware that is broken for every job.
-SURE = frozenset({"gpu_lost", "gpu_ecc_error", "nvlink_error", "fabric_manager_down"})
+ALWAYS_HOST_FAULT = frozenset({"gpu_lost", "gpu_ecc_error", "nvlink_error", "fabric_manager_down"})
 
 # The host's own doing, and it may pass: so many of them in a row as make ENOUGH.
-LIKELY = frozenset({
+LIKELY_HOST_FAULT = frozenset({
     "agent_restarted", "agent_state_lost", "preflight_disk", "gpu_busy_leftover", "left_over_processes", "no_free_port", "lease_lost",
 })  # fmt: skip
 
 # What can as well be the variant's own fault: it counts where the same variant was launched well on another host.
-_NEVER = frozenset({ErrorKind.NONE, ErrorKind.CONFIG, ErrorKind.SERVER_OOM, ErrorKind.GATE_VOIDED, ErrorKind.BUG, ErrorKind.LOAD_FAILED})
+_NEVER_HOST_FAULT = frozenset({ErrorKind.NONE, ErrorKind.CONFIG, ErrorKind.SERVER_OOM, ErrorKind.GATE_VOIDED, ErrorKind.BUG, ErrorKind.LOAD_FAILED})
 
 # Followed from another host's end, so it tells nothing of this one.
-FOLLOWING = frozenset({"nccl_peer_lost", "gang_hold_limit"})
+CAUSED_BY_OTHER_HOST = frozenset({"nccl_peer_lost", "gang_hold_limit"})
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class HostFailure:
     """An attempt that speaks against its host with so many points."""
 
     trial_id: str
@@ -51,7 +51,7 @@ class HostRecord:
     aside: str = ""
     aside_since_unix_ns: int = 0
     setbacks: int = 0
-    failures: tuple[Failed, ...] = ()
+    failures: tuple[HostFailure, ...] = ()
 
     @property
     def closed_for(self) -> str:
@@ -61,15 +61,15 @@ class HostRecord:
         return f"set aside: {self.aside}" if self.aside else ""
 
 
-def points(attempt: Attempt, works_elsewhere: bool) -> int:
+def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
     """How much an attempt that is over speaks against its host; `works_elsewhere`: its variant was launched well on another one."""
-    if attempt.outcome is not Outcome.FAILED or not attempt.agent_id or attempt.failure_class in FOLLOWING:
+    if attempt.outcome is not Outcome.FAILED or not attempt.agent_id or attempt.failure_class in CAUSED_BY_OTHER_HOST:
         return 0
-    if attempt.failure_class in SURE:
-        return ENOUGH
-    if attempt.failure_class in LIKELY or attempt.kind in (ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE):
+    if attempt.failure_class in ALWAYS_HOST_FAULT:
+        return QUARANTINE_POINTS
+    if attempt.failure_class in LIKELY_HOST_FAULT or attempt.kind in (ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE):
         return 1
-    return int(works_elsewhere and attempt.kind not in _NEVER)
+    return int(works_elsewhere and attempt.kind not in _NEVER_HOST_FAULT)
 
 
 def after_attempt(record: HostRecord, trial_id: str, attempt: Attempt, weight: int, now_unix_ns: int) -> HostRecord:
@@ -78,15 +78,15 @@ def after_attempt(record: HostRecord, trial_id: str, attempt: Attempt, weight: i
         return record if record.aside else replace(record, failures=(), setbacks=0)
     if not weight:
         return record
-    failed = Failed(trial_id, attempt.number, attempt.failure_class or attempt.kind.name.lower(), weight)
+    failed = HostFailure(trial_id, attempt.number, attempt.failure_class or attempt.kind.name.lower(), weight)
     failures = (*record.failures, failed)[-_KEPT:]
     after = replace(record, failures=failures)
-    if record.aside or sum(entry.points for entry in failures) < ENOUGH:
+    if record.aside or sum(entry.points for entry in failures) < QUARANTINE_POINTS:
         return after
-    return replace(after, aside=reason(failures), aside_since_unix_ns=now_unix_ns, setbacks=record.setbacks + 1)
+    return replace(after, aside=quarantine_reason(failures), aside_since_unix_ns=now_unix_ns, setbacks=record.setbacks + 1)
 
 
-def reason(failures: tuple[Failed, ...]) -> str:
+def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
     """Each class with the trials that showed it: `gpu_lost in kimi-1a2b3c-b1-v2`."""
     trials: dict[str, list[str]] = {}
     for failed in failures:
@@ -105,21 +105,21 @@ def undrain(record: HostRecord) -> HostRecord:
     return HostRecord(record.name)
 
 
-def on_probation(record: HostRecord) -> HostRecord:
+def put_on_probation(record: HostRecord) -> HostRecord:
     """A look at a host that was set aside found nothing: its next trial decides. One more failure of its own sets it aside again."""
-    last = tuple(replace(failed, points=ENOUGH - 1) for failed in record.failures[-1:])
+    last = tuple(replace(failed, points=QUARANTINE_POINTS - 1) for failed in record.failures[-1:])
     return replace(record, aside="", aside_since_unix_ns=0, failures=last)
 
 
-def probe_pause_s(record: HostRecord, looks: int, first_s: float = PROBE_FIRST_S) -> float:
+def probe_pause_s(record: HostRecord, probes: int, first_s: float = PROBE_FIRST_S) -> float:
     """Seconds from being set aside, or from the last of `looks` that found something, to the next look: each time twice as long."""
-    doublings = min(max(record.setbacks - 1, 0) + looks, 10)
+    doublings = min(max(record.setbacks - 1, 0) + probes, 10)
     return float(min(first_s * 2**doublings, max(PROBE_MOST_S, first_s)))
 
 
-def state_of(closed: Mapping[str, bool]) -> str:
+def host_state(closed: Mapping[str, bool]) -> str:
     """The one word of a host for counting: the first that holds of away, drained, aside, busy; else free."""
-    return next((word for word in STATES[:-1] if closed.get(word)), "free")
+    return next((word for word in HOST_STATES[:-1] if closed.get(word)), "free")
 
 
-STATES = ("away", "drained", "aside", "busy", "free")
+HOST_STATES = ("away", "drained", "aside", "busy", "free")

@@ -13,7 +13,7 @@ Block = Sequence[Trial]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """What of one job may begin, each part in plan order: `pinned` by the host that serves, `blocks` that no host has begun yet.
 
     `choice` says where a block may go, `been` where others of the job went. `had_s` is what `core.fairness` counts; `trial_s` what one
@@ -24,9 +24,9 @@ class Waiting:
     pinned: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
     blocks: Sequence[Block] = ()
     choice: HostChoice = field(default_factory=HostChoice)
-    been: frozenset[str] = frozenset()
+    hosts_used: frozenset[str] = frozenset()
     priority: int = 0
-    had_s: float = 0.0
+    host_time_s: float = 0.0
     trial_s: float = 60.0
 
     def may_use(self, hosts: Mapping[str, object]) -> bool:
@@ -37,7 +37,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SchedulableHost:
     """A host at the moment of a decision. `closed_for`: why it gets no trials now, empty when it may.
 
     `running`: trials there; `lets_in`: all of them let others in; `gpus` of each kind, and what of them is free. A kind that is not there
@@ -48,14 +48,14 @@ class Host:
     labels: Mapping[str, str] = field(default_factory=dict)
     closed_for: str = ""
     running: int = 0
-    lets_in: bool = False
+    allows_sharing: bool = False
     gpus: Mapping[EngineKind, int] = field(default_factory=dict)
     free_gpus: Mapping[EngineKind, int] = field(default_factory=dict)
-    lends: bool = True  # its load may be borrowed now
-    lends_not_for: str = ""  # why it could not be borrowed even when nothing ran there
+    can_lend_load: bool = True  # its load may be borrowed now
+    no_load_reason: str = ""  # why it could not be borrowed even when nothing ran there
 
 
-def waiting_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float) -> Waiting:
+def waiting_job_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float) -> WaitingJob:
     """What of these trials, given in plan order, may begin."""
     pinned: dict[str, list[Trial]] = {}
     blocks: dict[int, list[Trial]] = {}
@@ -65,27 +65,27 @@ def waiting_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | None =
             pinned.setdefault(trial.spec.host, []).append(trial)
         elif trial.may_start:
             blocks.setdefault(trial.spec.block, []).append(trial)
-    been = frozenset(trial.spec.host for trial in trials if trial.spec.host)
-    return Waiting(job_id, pinned, list(blocks.values()), choice or HostChoice(), been, **rest)  # type: ignore[arg-type] # numbers only
+    hosts_used = frozenset(trial.spec.host for trial in trials if trial.spec.host)
+    return WaitingJob(job_id, pinned, list(blocks.values()), choice or HostChoice(), hosts_used, **rest)  # type: ignore[arg-type] # numbers only
 
 
-def why_waits(job: Waiting, hosts: Mapping[str, Host]) -> str:
+def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str:
     """What keeps a job's trials from starting beside hosts that are busy: `gpu03 (drained: new kernel)`; empty when nothing does.
 
     A block that some host could take waits for none; one that none could names all that match.
     """
-    needed = {name: len(trials) for name, trials in job.pinned.items() if _closed(hosts.get(name))}
-    gangs = {host for trials in job.pinned.values() for host in trials[0].hosts[1:] if _closed(hosts.get(host))}
-    told = [f"{name} ({_closed(hosts.get(name))}; {_trials(count)})" for name, count in sorted(needed.items())]
-    told += [f"{name} ({_closed(hosts.get(name))})" for name in sorted(gangs - needed.keys())]
-    told += [f"load host {name} ({why})" for name in _borrowed(job) if (why := _lends_not(hosts.get(name)))]
+    needed = {name: len(trials) for name, trials in job.pinned.items() if _closed_reason(hosts.get(name))}
+    gangs = {host for trials in job.pinned.values() for host in trials[0].hosts[1:] if _closed_reason(hosts.get(host))}
+    reasons = [f"{name} ({_closed_reason(hosts.get(name))}; {_trials(count)})" for name, count in sorted(needed.items())]
+    reasons += [f"{name} ({_closed_reason(hosts.get(name))})" for name in sorted(gangs - needed.keys())]
+    reasons += [f"load host {name} ({why})" for name in _borrowed(job) if (why := _no_load_reason(hosts.get(name)))]
     if job.blocks:
-        told += _blocks_wait(job, hosts)
-    return ", ".join(told)
+        reasons += _block_reasons(job, hosts)
+    return ", ".join(reasons)
 
 
-def _blocks_wait(job: Waiting, hosts: Mapping[str, Host]) -> list[str]:
-    matching = job.choice.among({name: host.labels for name, host in hosts.items()})
+def _block_reasons(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> list[str]:
+    matching = job.choice.matching({name: host.labels for name, host in hosts.items()})
     nodes = max(job.blocks[0][0].spec.engine.gang.nodes, 1)
     if sum(not hosts[name].closed_for for name in matching) >= nodes:
         return []
@@ -95,17 +95,17 @@ def _blocks_wait(job: Waiting, hosts: Mapping[str, Host]) -> list[str]:
     return [" or ".join(closed)]
 
 
-def _borrowed(job: Waiting) -> list[str]:
+def _borrowed(job: WaitingJob) -> list[str]:
     """Every load host of what waits; one plan's trials have the same."""
     firsts = [*(trials[0] for trials in job.pinned.values()), *(block[0] for block in job.blocks)]
     return sorted({host for trial in firsts for host in trial.spec.load.hosts})
 
 
-def _lends_not(host: Host | None) -> str:
-    return host.lends_not_for if host is not None else "not known to this controller"
+def _no_load_reason(host: SchedulableHost | None) -> str:
+    return host.no_load_reason if host is not None else "not known to this controller"
 
 
-def _closed(host: Host | None) -> str:
+def _closed_reason(host: SchedulableHost | None) -> str:
     return host.closed_for if host is not None else "not known to this controller"
 
 

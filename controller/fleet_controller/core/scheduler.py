@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from fleet_controller.core.job import HostChoice
 from fleet_controller.core.retry import rule_for
-from fleet_controller.core.schedule_inputs import Block, Host, Waiting
+from fleet_controller.core.schedule_inputs import Block, SchedulableHost, WaitingJob
 from fleet_controller.core.trial_state import Trial
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class TrialStart:
     """Begin this attempt of this trial on its host, and together with it that of each other node: (trial id, host).
 
     `block`: the trials that go to these hosts from here on, this one among them; empty when they are there already.
@@ -31,7 +31,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class NotAgain:
+class HopelessTrial:
     """This trial is never launched: the same variant failed for good on its host."""
 
     trial_id: str
@@ -40,45 +40,45 @@ class NotAgain:
     message: str
 
 
-def not_again(trials: Sequence[Trial]) -> tuple[NotAgain, ...]:
+def hopeless_trials(trials: Sequence[Trial]) -> tuple[HopelessTrial, ...]:
     """The trials of a job to close unlaunched: their variant failed for good in another block on their host.
 
     For a block that may still go to any host, a variant that failed there counts, unless only that host was to blame.
     """
-    return tuple(_not_again(trials))
+    return tuple(_find_hopeless_trials(trials))
 
 
-def _not_again(trials: Sequence[Trial]) -> Iterator[NotAgain]:
-    hopeless: dict[tuple[str, str], Trial] = {}
+def _find_hopeless_trials(trials: Sequence[Trial]) -> Iterator[HopelessTrial]:
+    failed_for_good: dict[tuple[str, str], Trial] = {}
     for trial in trials:
         if trial.newest is not None and trial.newest.failed_for_good:
-            hopeless.setdefault((trial.spec.host, trial.spec.variant), trial)
+            failed_for_good.setdefault((trial.spec.host, trial.spec.variant), trial)
             if trial.newest.kind is not ErrorKind.DEPLOY_FAILED:
-                hopeless.setdefault(("", trial.spec.variant), trial)
-    for trial in trials if hopeless else ():
-        cause = hopeless.get((trial.spec.host, trial.spec.variant))
+                failed_for_good.setdefault(("", trial.spec.variant), trial)
+    for trial in trials if failed_for_good else ():
+        cause = failed_for_good.get((trial.spec.host, trial.spec.variant))
         if cause is not None and cause.newest is not None and not trial.attempts:
             why = cause.newest
             message = f"not launched again: {cause.spec.trial_id} of block {cause.spec.block} failed, {why.message or why.failure_class}"
-            yield NotAgain(trial.spec.trial_id, why.kind, why.failure_class, message)
+            yield HopelessTrial(trial.spec.trial_id, why.kind, why.failure_class, message)
 
 
-def next_starts(jobs: Iterable[Waiting], hosts: Iterable[Host], now_unix_ns: int) -> tuple[Start, ...]:
+def next_starts(jobs: Iterable[WaitingJob], hosts: Iterable[SchedulableHost], now_unix_ns: int) -> tuple[TrialStart, ...]:
     """What to begin now on hosts that are open, `jobs` oldest first: by priority, then by who has had least host time, then by age.
 
     One trial a host: a second one would share its CPUs and links and so disturb the first one's numbers, even on other GPUs. Only trials
     that let others in meet on a host. A trial whose turn it is keeps the hosts that it waits for from jobs behind it: a gang those that
     are free until the rest is, one that wants a host alone the host that others share. Hosts that are closed are waited for by nobody.
     """
-    room = _Room(hosts)
-    if not room.open:
+    capacity = _Capacity(hosts)
+    if not capacity.open:
         return ()
-    able = ((place, job) for place, job in enumerate(jobs) if job.may_use(room.open))
-    turns = [(-job.priority, job.had_s, place, job, _offers(job, room, now_unix_ns)) for place, job in able]
+    able = ((place, job) for place, job in enumerate(jobs) if job.may_use(capacity.open))
+    turns = [(-job.priority, job.host_time_s, place, job, _offers(job, capacity, now_unix_ns)) for place, job in able]
     heapq.heapify(turns)
-    starts: list[Start] = []
-    while turns and room.open:
-        urgency, had_s, place, job, offers = turns[0]
+    starts: list[TrialStart] = []
+    while turns and capacity.open:
+        urgency, host_time_s, place, job, offers = turns[0]
         offer = next(offers, None)
         if offer is None:
             heapq.heappop(turns)
@@ -86,29 +86,29 @@ def next_starts(jobs: Iterable[Waiting], hosts: Iterable[Host], now_unix_ns: int
         start, trial = offer
         taken = (start.host, *(host for _, host in start.members))
         for host in taken:
-            room.take(host, trial)
+            capacity.reserve(host, trial)
         starts.append(start)
-        heapq.heapreplace(turns, (urgency, had_s + job.trial_s * len(taken), place, job, offers))
+        heapq.heapreplace(turns, (urgency, host_time_s + job.trial_s * len(taken), place, job, offers))
     return tuple(starts)
 
 
-_Offer = tuple[Start, Trial]
+_Offer = tuple[TrialStart, Trial]
 
 
-class _Room:
+class _Capacity:
     """What is left to give away while one decision is made. `open`: hosts that may take something, by name."""
 
-    def __init__(self, hosts: Iterable[Host]) -> None:
+    def __init__(self, hosts: Iterable[SchedulableHost]) -> None:
         self.known = {host.name: host for host in hosts}
-        there = (host for host in self.known.values() if not host.closed_for and (not host.running or host.lets_in))
+        there = (host for host in self.known.values() if not host.closed_for and (not host.running or host.allows_sharing))
         self.open: dict[str, bool] = {host.name: not host.running for host in sorted(there, key=lambda host: host.name)}  # True: empty
         self._taken: dict[str, int] = {}
-        self._lending = {host.name for host in self.known.values() if host.lends and not host.lends_not_for}
+        self._lending = {host.name for host in self.known.values() if host.can_lend_load and not host.no_load_reason}
 
     def is_lendable(self, trial: Trial) -> bool:
         """Each of its load hosts lends, now or when it is free again."""
         lenders = [self.known.get(host) for host in trial.spec.load.hosts]
-        return all(lender is not None and not lender.lends_not_for for lender in lenders)
+        return all(lender is not None and not lender.no_load_reason for lender in lenders)
 
     def is_up(self, host: str) -> bool:
         """It takes trials, now or when it is free again."""
@@ -127,14 +127,14 @@ class _Room:
         left = self.known[host].free_gpus.get(trial.spec.engine.kind, math.inf) - self._taken.get(host, 0)
         return trial.spec.engine.gpus <= left
 
-    def able(self, choice: HostChoice, trial: Trial) -> list[str]:
+    def capable_hosts(self, choice: HostChoice, trial: Trial) -> list[str]:
         """Hosts that match and could take the trial once they are free, by name."""
         return [
             name for name, host in self.known.items()
-            if not host.closed_for and choice.takes(name, host.labels) and _is_large_enough(host, trial)
+            if not host.closed_for and choice.matches(name, host.labels) and _is_large_enough(host, trial)
         ]  # fmt: skip
 
-    def take(self, host: str, trial: Trial) -> None:
+    def reserve(self, host: str, trial: Trial) -> None:
         """The trial begins there; the hosts that send its load do nothing else."""
         self._lending -= {host, *trial.spec.load.hosts}
         for lender in trial.spec.load.hosts:
@@ -145,72 +145,72 @@ class _Room:
         else:
             del self.open[host]
 
-    def keep(self, hosts: Iterable[str]) -> None:
+    def hold_back(self, hosts: Iterable[str]) -> None:
         """Nobody behind gets these: who waits for them is before all others."""
         for host in hosts:
             self.open.pop(host, None)
             self._lending.discard(host)
 
 
-def _offers(job: Waiting, room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
+def _offers(job: WaitingJob, capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
     """What the job could begin, one after the other; each holds at the moment when it is asked for."""
     if any(trials[0].nodes for trials in itertools.islice(job.pinned.values(), 1)):
-        yield from _gangs(job.pinned, room, now_unix_ns)
+        yield from _gangs(job.pinned, capacity, now_unix_ns)
     else:
-        for host in list(room.open):
-            yield from _on_host(host, job.pinned.get(host, ()), room, now_unix_ns)
+        for host in list(capacity.open):
+            yield from _on_host(host, job.pinned.get(host, ()), capacity, now_unix_ns)
     for block in job.blocks:
-        offer = _block(job, block, room)
+        offer = _block(job, block, capacity)
         if offer is None:  # nor is there room for another one
             return
         yield offer
 
 
-def _on_host(host: str, trials: Sequence[Trial], room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
+def _on_host(host: str, trials: Sequence[Trial], capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
     for trial in trials:
-        if host not in room.open:
+        if host not in capacity.open:
             return
-        if pause_left_s(trial, now_unix_ns) > 0 or not room.is_lendable(trial):
+        if pause_left_s(trial, now_unix_ns) > 0 or not capacity.is_lendable(trial):
             continue
-        if not room.fits(host, trial):
-            room.keep([host, *trial.spec.load.hosts])
+        if not capacity.fits(host, trial):
+            capacity.hold_back([host, *trial.spec.load.hosts])
             return
-        yield _start(trial), trial
+        yield _trial_start(trial), trial
 
 
-def _gangs(pinned: Mapping[str, Sequence[Trial]], room: _Room, now_unix_ns: int) -> Iterator[_Offer]:
+def _gangs(pinned: Mapping[str, Sequence[Trial]], capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
     for trials in pinned.values():
         trial = next((trial for trial in trials if pause_left_s(trial, now_unix_ns) <= 0), None)
-        if trial is None or not all(map(room.is_up, trial.hosts)) or not room.is_lendable(trial):
+        if trial is None or not all(map(capacity.is_up, trial.hosts)) or not capacity.is_lendable(trial):
             continue
-        if all(room.fits(host, trial) for host in trial.hosts):
-            yield _start(trial), trial
+        if all(capacity.fits(host, trial) for host in trial.hosts):
+            yield _trial_start(trial), trial
         else:
-            room.keep((*trial.hosts, *trial.spec.load.hosts))
+            capacity.hold_back((*trial.hosts, *trial.spec.load.hosts))
 
 
-def _block(job: Waiting, block: Block, room: _Room) -> _Offer | None:
+def _block(job: WaitingJob, block: Block, capacity: _Capacity) -> _Offer | None:
     """The first trial of a block that no host has begun: on hosts where others of the job were, else by name."""
     largest, nodes = max(block, key=lambda trial: trial.spec.engine.gpus), len(block[0].hosts)
-    if not room.open or not room.is_lendable(largest):
+    if not capacity.open or not capacity.is_lendable(largest):
         return None
-    able = room.able(job.choice, largest)
-    now = [host for host in able if room.fits(host, largest)]
+    able = capacity.capable_hosts(job.choice, largest)
+    now = [host for host in able if capacity.fits(host, largest)]
     if len(now) < nodes:
-        room.keep([host for host in able if host in room.open][:nodes] if len(able) >= nodes else ())
+        capacity.hold_back([host for host in able if host in capacity.open][:nodes] if len(able) >= nodes else ())
         return None
-    lead, *others = sorted(now, key=lambda host: (host not in job.been, host))[:nodes]
+    lead, *others = sorted(now, key=lambda host: (host not in job.hosts_used, host))[:nodes]
     members = tuple((node.spec.trial_id, host) for node, host in zip(block[0].nodes[1:], others, strict=True))
-    return Start(block[0].spec.trial_id, 1, lead, members, tuple(trial.spec.trial_id for trial in block)), block[0]
+    return TrialStart(block[0].spec.trial_id, 1, lead, members, tuple(trial.spec.trial_id for trial in block)), block[0]
 
 
-def _is_large_enough(host: Host, trial: Trial) -> bool:
+def _is_large_enough(host: SchedulableHost, trial: Trial) -> bool:
     return trial.spec.engine.gpus <= host.gpus.get(trial.spec.engine.kind, math.inf)
 
 
-def _start(trial: Trial) -> Start:
+def _trial_start(trial: Trial) -> TrialStart:
     members = tuple((node.spec.trial_id, node.spec.host) for node in trial.nodes[1:])
-    return Start(trial.spec.trial_id, len(trial.attempts) + 1, trial.spec.host, members)
+    return TrialStart(trial.spec.trial_id, len(trial.attempts) + 1, trial.spec.host, members)
 
 
 def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
@@ -223,7 +223,7 @@ def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
     return max(0.0, pause_s - since_s) if since_s >= -pause_s else 0.0
 
 
-def left_s(trials: Sequence[Trial], planned_s: float) -> float:
+def remaining_s(trials: Sequence[Trial], planned_s: float) -> float:
     """Wall seconds that a job's trials still need: the median of its finished attempts for each trial left, hosts side by side.
 
     Before one has finished: `planned_s`, the plan's guess. Blocks that no host has begun are shared by those where others of the job were.

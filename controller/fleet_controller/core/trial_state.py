@@ -10,23 +10,23 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
-GIVEN_UP = "host_given_up"  # class of an end that the controller wrote, since the host was away for too long
+HOST_GIVEN_UP = "host_given_up"  # class of an end that the controller wrote, since the host was away for too long
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class HostClock:
     """A host's clock as ours sees it: `ahead_ns` before ours, and what ours shows now; 0 = not known."""
 
     ahead_ns: int = 0
     now_unix_ns: int = 0
 
-    def ours(self, time_unix_ns: int) -> int:
+    def to_controller_time(self, time_unix_ns: int) -> int:
         """A time that the host wrote, by our clock; what has happened is never later than now, however the host's clock jumped."""
-        told = time_unix_ns - self.ahead_ns
-        return min(told, self.now_unix_ns) if self.now_unix_ns else told
+        our_time_ns = time_unix_ns - self.ahead_ns
+        return min(our_time_ns, self.now_unix_ns) if self.now_unix_ns else our_time_ns
 
 
-NO_SKEW = Clock()
+NO_SKEW = HostClock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,23 @@ class Trial:
         newest = self.newest
         if newest is None:
             return True
-        if newest.failure_class == GIVEN_UP:
+        if newest.failure_class == HOST_GIVEN_UP:
             return False
-        ends = [_why(attempt) for attempt in self.attempts if attempt.is_over and attempt.outcome is not Outcome.OK]
+        ends = [_failure_kind(attempt) for attempt in self.attempts if attempt.is_over and attempt.outcome is not Outcome.OK]
         return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
 
-    def changed(self, attempt: Attempt) -> Trial:
+    def with_attempt(self, attempt: Attempt) -> Trial:
         """This trial with that attempt put in place of the one with its number, or after all others."""
         others = tuple(known for known in self.attempts if known.number != attempt.number)
         return replace(self, attempts=tuple(sorted((*others, attempt), key=lambda known: known.number)))
 
 
-def _why(attempt: Attempt) -> ErrorKind:
+def _failure_kind(attempt: Attempt) -> ErrorKind:
     """An attempt that ended cancelled in a job that nobody cancelled: its agent was told to stop."""
     return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
 
 
-def after(attempt: Attempt, event: ev.Event, agent_id: str, clock: Clock = NO_SKEW, *, is_newest: bool = True) -> Attempt:
+def apply_event(attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock = NO_SKEW, *, is_newest: bool = True) -> Attempt:
     """The attempt once `event` of that agent happened. What another journal tells of it, and what comes after its end, changes nothing.
 
     But for an attempt that was given up: what its host tells later counts, see `_late`. `is_newest`: no attempt was begun after this one.
@@ -112,33 +112,33 @@ def after(attempt: Attempt, event: ev.Event, agent_id: str, clock: Clock = NO_SK
     if attempt.agent_id and attempt.agent_id != agent_id:
         return attempt
     if attempt.is_over:
-        return _late(attempt, event, agent_id, clock, is_newest) if attempt.failure_class == GIVEN_UP else attempt
+        return _apply_late_event(attempt, event, agent_id, clock, is_newest) if attempt.failure_class == HOST_GIVEN_UP else attempt
     moved = replace(attempt, phase=event.phase or attempt.phase, agent_id=agent_id)
     match event.body:
         case ev.TrialAccepted():
-            return replace(moved, started_unix_ns=clock.ours(event.time_unix_ns))
+            return replace(moved, started_unix_ns=clock.to_controller_time(event.time_unix_ns))
         case ev.RunFinished():
             return replace(moved, runs=attempt.runs + 1)
         case ev.TrialOver():
-            return _ended(moved, event.body, clock.ours(event.time_unix_ns))
+            return _apply_end(moved, event.body, clock.to_controller_time(event.time_unix_ns))
     return moved
 
 
-def _late(attempt: Attempt, event: ev.Event, agent_id: str, clock: Clock, is_newest: bool) -> Attempt:
+def _apply_late_event(attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock, is_newest: bool) -> Attempt:
     """Of an attempt that was given up. Its runs are counted; that it ended OK after all takes the place of what we wrote, while no newer
     attempt was begun. Any other end leaves ours, which says why nobody waited for it."""
-    told = replace(attempt, agent_id=agent_id)
+    updated = replace(attempt, agent_id=agent_id)
     match event.body:
         case ev.TrialAccepted():
-            return replace(told, started_unix_ns=clock.ours(event.time_unix_ns))
+            return replace(updated, started_unix_ns=clock.to_controller_time(event.time_unix_ns))
         case ev.RunFinished():
-            return replace(told, runs=attempt.runs + 1)
+            return replace(updated, runs=attempt.runs + 1)
         case ev.TrialOver(outcome=Outcome.OK) if is_newest:
-            return _ended(told, event.body, clock.ours(event.time_unix_ns))
-    return told
+            return _apply_end(updated, event.body, clock.to_controller_time(event.time_unix_ns))
+    return updated
 
 
-def _ended(attempt: Attempt, over: ev.TrialOver, ended_unix_ns: int) -> Attempt:
+def _apply_end(attempt: Attempt, over: ev.TrialOver, ended_unix_ns: int) -> Attempt:
     return replace(
         attempt,
         phase=Phase.OVER,

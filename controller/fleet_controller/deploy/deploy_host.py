@@ -82,7 +82,7 @@ def _plan_host(host: FleetHost, context: DeployContext, connection: SshConnectio
 def _record_certificate(host: FleetHost, planned: PlannedDeploy, authority: Authority) -> None:
     """The agent answers with what lies there now: earlier certificates of the host are trusted no more."""
     pem = planned.wanted.trust_files.certificate or planned.facts.installed_at(planned.wanted.location.root).certificate.encode()
-    authority.installed(host.name, parse_certificates(pem)[0].fingerprint)
+    authority.mark_installed(host.name, parse_certificates(pem)[0].fingerprint)
 
 
 async def _verify_unchanged(host: FleetHost, context: DeployContext, connection: SshConnection, planned: PlannedDeploy) -> HostResult:
@@ -141,7 +141,7 @@ def _trust_files(host: FleetHost, installed: str, authority: Authority, *, issue
     except ValueError:
         fingerprint = ""
     lists = authority.authorities_pem(), authority.revoked_text().encode()
-    if not authority.needs_new(host.name, fingerprint, time.time_ns() / 1e9):
+    if not authority.renewal_reason(host.name, fingerprint, time.time_ns() / 1e9):
         return TrustFiles(*lists)
     if not issue:
         return TrustFiles(*lists, b"(made when it is deployed)", b"(made when it is deployed)")

@@ -15,9 +15,9 @@ import grpc
 from grpc import aio
 
 from fleet_controller.core.controller_api import HostFinding
-from fleet_controller.core.event_rules import fault_of_self
-from fleet_controller.core.trial_state import NO_SKEW, Clock
-from fleet_controller.hosts.event_validation import Hearing
+from fleet_controller.core.event_rules import agent_info_error
+from fleet_controller.core.trial_state import NO_SKEW, HostClock
+from fleet_controller.hosts.event_validation import EventValidator
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import (
@@ -117,87 +117,87 @@ class AgentClient:
 
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
         self.address = address
-        self.called = f"agent at {address}"  # in what is told of it
-        self._line = ReloadingChannel(address, tls, name, _OPTIONS)
-        self._at = (address, tls, name)
-        self._made: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
-        self.lease = ControllerEpoch()  # under which orders are given; not told until it is set
+        self.display_name = f"agent at {address}"  # in what is told of it
+        self._transport = ReloadingChannel(address, tls, name, _OPTIONS)
+        self._target = (address, tls, name)
+        self._channel_stub: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
+        self.controller_epoch = ControllerEpoch()  # under which orders are given; not told until it is set
         self.clock = NO_SKEW  # of the host, as it was at the last `describe`
 
-    async def move(self, address: str, tls: TlsFiles | None, name: str, called: str = "") -> None:
+    async def retarget(self, address: str, tls: TlsFiles | None, name: str, display_name: str = "") -> None:
         """From now on at this address, with these files; hangs up only when that is another one."""
-        if (address, tls, name) != self._at:
-            line, self._line = self._line, ReloadingChannel(address, tls, name, _OPTIONS)
-            self.address, self._at = address, (address, tls, name)
-            self.called = called or f"agent at {address}"
-            await line.close()
+        if (address, tls, name) != self._target:
+            previous, self._transport = self._transport, ReloadingChannel(address, tls, name, _OPTIONS)
+            self.address, self._target = address, (address, tls, name)
+            self.display_name = display_name or f"agent at {address}"
+            await previous.close()
 
     @property
     def _stub(self) -> agent_pb2_grpc.AgentServiceAsyncStub:
-        channel = self._line.channel()
-        if self._made is None or self._made[0] is not channel:
-            self._made = channel, agent_pb2_grpc.AgentServiceStub(channel)
-        return self._made[1]
+        channel = self._transport.channel()
+        if self._channel_stub is None or self._channel_stub[0] is not channel:
+            self._channel_stub = channel, agent_pb2_grpc.AgentServiceStub(channel)
+        return self._channel_stub[1]
 
     async def describe(self) -> AgentInfo:
         """Who it is and what it does now: the first call of a contact. What stands in the way of one is looked into and told."""
-        await self._line.refresh()
+        await self._transport.refresh()
         asked_ns = time.time_ns()
         try:
-            info = from_proto(AgentInfo, await self._asked(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
-            if fault := fault_of_self(info.agent_id, info.host, {**info.labels, **info.fingerprint}):
+            info = from_proto(AgentInfo, await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
+            if fault := agent_info_error(info.agent_id, info.host, {**info.labels, **info.fingerprint}):
                 raise Conflict(f"agent at {self.address}: {fault}", "look what answers there: no agent of benchfleet says so")
-            self.clock = Clock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2) if info.now_unix_ns else NO_SKEW
+            self.clock = HostClock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2) if info.now_unix_ns else NO_SKEW
             return info
         except HostUnreachable as error:
-            if reason := await self._line.explain_failure():
-                raise HostUnreachable(f"{self.called}: {reason}") from error
+            if reason := await self._transport.explain_failure():
+                raise HostUnreachable(f"{self.display_name}: {reason}") from error
             raise
 
-    async def claim(self, agent_id: str) -> None:
+    async def present_epoch(self, agent_id: str) -> None:
         """Have our lease looked at; acknowledges nothing. Raises Conflict with whose the host is while it follows another controller."""
         await self.acknowledge(0, agent_id)
 
     async def start(self, spec: TrialSpec) -> bool:
         """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken, Superseded."""
-        request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._told_lease)
-        return (await self._asked(self._stub.StartTrial(request, timeout=_CALL_S))).known
+        request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._epoch_message)
+        return (await self._call(self._stub.StartTrial(request, timeout=_CALL_S))).known
 
     async def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
         """Ask to end a trial; False when it is not active there."""
-        request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason, lease=self._told_lease)
-        return (await self._asked(self._stub.CancelTrial(request, timeout=_CALL_S))).active
+        request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason, lease=self._epoch_message)
+        return (await self._call(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
     async def join_load(self, part: LoadPart) -> str:
         """Have it take part in an attempt's load; HOST:PORT of where the lead gathers. Raises Superseded, ConfigError, Conflict."""
-        request = to_proto(part, pb.JoinLoadRequest(lease=self._told_lease))
-        return (await self._asked(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
+        request = to_proto(part, pb.JoinLoadRequest(lease=self._epoch_message))
+        return (await self._call(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
 
     async def leave_load(self, trial_id: str, attempt: int) -> bool:
         """End that part; False when it had it not."""
-        request = pb.LeaveLoadRequest(trial_id=trial_id, attempt=attempt, lease=self._told_lease)
-        return (await self._asked(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
+        request = pb.LeaveLoadRequest(trial_id=trial_id, attempt=attempt, lease=self._epoch_message)
+        return (await self._call(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
 
     async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
         """Events from there on, for ever. Raises Conflict when another agent answers at the address."""
-        request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence, lease=self._told_lease)
-        hearing = Hearing(self.address)
+        request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence, lease=self._epoch_message)
+        validator = EventValidator(self.address)
         try:
             async for answer in self._stub.WatchEvents(request):
-                if (event := hearing.take(answer.event)) is not None:
+                if (event := validator.validate(answer.event)) is not None:
                     yield event
         except (aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
 
     async def acknowledge(self, up_to_sequence: int, agent_id: str = "") -> None:
         """Everything up to there of that agent's is stored. Raises Conflict when another agent answers."""
-        request = pb.AckEventsRequest(up_to_sequence=up_to_sequence, lease=self._told_lease, agent_id=agent_id)
-        await self._asked(self._stub.AckEvents(request, timeout=_CALL_S))
+        request = pb.AckEventsRequest(up_to_sequence=up_to_sequence, lease=self._epoch_message, agent_id=agent_id)
+        await self._call(self._stub.AckEvents(request, timeout=_CALL_S))
 
     async def release(self, trial_id: str, attempt: int) -> None:
         """The files of an ended attempt are all here: the host may free them. One of an older version keeps them for ever."""
-        request = pb.ReleaseAttemptRequest(trial_id=trial_id, attempt=attempt, lease=self._told_lease)
-        await self._asked(self._stub.ReleaseAttempt(request, timeout=_CALL_S))
+        request = pb.ReleaseAttemptRequest(trial_id=trial_id, attempt=attempt, lease=self._epoch_message)
+        await self._call(self._stub.ReleaseAttempt(request, timeout=_CALL_S))
 
     async def fetch(self, artifact: Artifact, target: Path) -> None:
         """Bring a file to `target`: goes on where an earlier try broke off, appears there only when its digest is right.
@@ -206,58 +206,58 @@ class AgentClient:
         """
         partial = target.with_name(target.name + ".partial")
         try:
-            descriptor, offset = await asyncio.to_thread(_open, partial, artifact.size_bytes)
+            descriptor, offset = await asyncio.to_thread(_open_partial, partial, artifact.size_bytes)
             try:
                 await self._receive(pb.FetchArtifactRequest(name=artifact.name, offset=offset), artifact, descriptor)
             finally:
                 os.close(descriptor)
-            await asyncio.to_thread(_finish, partial, target, artifact)
+            await asyncio.to_thread(_verify_and_publish, partial, target, artifact)
         except OSError as error:
             raise Conflict(f"cannot write {target}: {error.strerror}", "make room on that disk; the file is fetched again") from error
 
     async def _receive(self, request: pb.FetchArtifactRequest, artifact: Artifact, descriptor: int) -> None:
         try:
             async for chunk in self._stub.FetchArtifact(request, timeout=_CHUNK_S + artifact.size_bytes / 1e6):
-                _check(chunk, artifact)
-                await asyncio.to_thread(_put, descriptor, chunk.offset, chunk.data)
+                _check_chunk(chunk, artifact)
+                await asyncio.to_thread(_write_at, descriptor, chunk.offset, chunk.data)
         except (aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
 
-    async def check(self) -> tuple[HostFinding, ...]:
+    async def check_host(self) -> tuple[HostFinding, ...]:
         """What stands in the way of trials there, looked up now; an agent from before this could be asked says just that."""
         try:
             answer = await self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S)
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise self._translated(error) from error
+                raise self._translate_error(error) from error
             return (HostFinding("not_looked_at", "warning", "the agent cannot look at its host yet", "`fleetctl deploy` updates it"),)
         return tuple(from_proto(HostFinding, finding) for finding in answer.findings)
 
     @property
-    def _told_lease(self) -> pb.Lease | None:
-        return to_proto(self.lease, pb.Lease()) if self.lease.names_controller else None
+    def _epoch_message(self) -> pb.Lease | None:
+        return to_proto(self.controller_epoch, pb.Lease()) if self.controller_epoch.names_controller else None
 
     async def close(self) -> None:
         """Hang up."""
-        await self._line.close()
+        await self._transport.close()
 
-    async def _asked(self, call: Awaitable[T]) -> T:
+    async def _call(self, call: Awaitable[T]) -> T:
         try:
             return await call
         except (aio.AioRpcError, asyncio.CancelledError) as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
 
-    def _translated(self, error: aio.AioRpcError | asyncio.CancelledError) -> BaseException:
+    def _translate_error(self, error: aio.AioRpcError | asyncio.CancelledError) -> BaseException:
         """What to raise: gRPC cancels the calls of a channel that is closed, which is no cancel of the task that waits for one."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            return error if task is None or task.cancelling() else HostUnreachable(f"{self.called}: the line was made anew")
+            return error if task is None or task.cancelling() else HostUnreachable(f"{self.display_name}: the line was made anew")
         kind = _ERRORS.get(error.code(), Bug)
-        told = error.details() or error.code().name.lower()
-        return kind(f"{self.called}: {told.rpartition('Failed to connect to remote host: ')[2]}")
+        details = error.details() or error.code().name.lower()
+        return kind(f"{self.display_name}: {details.rpartition('Failed to connect to remote host: ')[2]}")
 
 
-def _open(partial: Path, size_bytes: int) -> tuple[int, int]:
+def _open_partial(partial: Path, size_bytes: int) -> tuple[int, int]:
     """A descriptor of the unfinished file, and how much of it an earlier try brought."""
     partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -266,21 +266,21 @@ def _open(partial: Path, size_bytes: int) -> tuple[int, int]:
     return descriptor, offset
 
 
-def _check(chunk: pb.FetchArtifactResponse, artifact: Artifact) -> None:
+def _check_chunk(chunk: pb.FetchArtifactResponse, artifact: Artifact) -> None:
     if chunk.offset + len(chunk.data) > artifact.size_bytes:
         raise HostUnreachable(f"artifact {artifact.name} is longer than the {artifact.size_bytes} bytes that were told")
     if hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
         raise HostUnreachable(f"artifact {artifact.name}: a chunk at byte {chunk.offset} arrived damaged")
 
 
-def _put(descriptor: int, offset: int, data: bytes) -> None:
+def _write_at(descriptor: int, offset: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written
 
 
-def _finish(partial: Path, target: Path, artifact: Artifact) -> None:
+def _verify_and_publish(partial: Path, target: Path, artifact: Artifact) -> None:
     with partial.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()

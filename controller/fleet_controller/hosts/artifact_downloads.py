@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from fleet_controller.hosts.agent_client import AgentClient
-from fleet_controller.jobs.state_writer import Desk
+from fleet_controller.jobs.state_writer import StateWriter
 from fleet_protos.errors import FleetError, NotFound
 from fleet_protos.trial_types import Artifact
 
@@ -17,64 +17,64 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 2.0, 60.0
 
 
-class Files:
+class ArtifactDownloads:
     """What is owed by one agent, by name. `fetch` must be running for anything to come."""
 
-    def __init__(self, agent: AgentClient, desk: Desk, folder: Path) -> None:
+    def __init__(self, agent: AgentClient, writer: StateWriter, folder: Path) -> None:
         self._agent = agent
-        self._desk = desk
+        self._writer = writer
         self._folder = folder
-        self._owed: dict[str, Artifact] = {}
-        self._news = asyncio.Event()
+        self._pending: dict[str, Artifact] = {}
+        self._added = asyncio.Event()
         self._trouble = ""
-        self._paid = asyncio.Event()
-        self._paid.set()
+        self._all_done = asyncio.Event()
+        self._all_done.set()
 
-    def owe(self, artifacts: Iterable[Artifact]) -> None:
+    def add(self, artifacts: Iterable[Artifact]) -> None:
         """The agent told of these."""
-        self._owed.update((artifact.name, artifact) for artifact in artifacts)
-        if self._owed:
-            self._paid.clear()
-            self._news.set()
+        self._pending.update((artifact.name, artifact) for artifact in artifacts)
+        if self._pending:
+            self._all_done.clear()
+            self._added.set()
 
-    def replace(self, artifacts: Iterable[Artifact]) -> None:
+    def reset(self, artifacts: Iterable[Artifact]) -> None:
         """A line was made: these are all that the store wants of the agent that is there now."""
-        self._owed.clear()
-        self._paid.set()
-        self.owe(artifacts)
+        self._pending.clear()
+        self._all_done.set()
+        self.add(artifacts)
 
     @property
     def trouble(self) -> str:
         """Why files are still to come though they were asked for; empty when nothing stands in the way."""
-        return f"files wait: {self._trouble}" if self._trouble and self._owed else ""
+        return f"files wait: {self._trouble}" if self._trouble and self._pending else ""
 
-    def owes(self, attempt: str) -> bool:
+    def has_pending(self, attempt: str) -> bool:
         """Files of this TRIAL/ATTEMPT are still to come."""
-        return any(name.startswith(f"{attempt}/") for name in self._owed)
+        return any(name.startswith(f"{attempt}/") for name in self._pending)
 
-    async def all_fetched(self) -> None:
+    async def wait_until_done(self) -> None:
         """Returns when no file is owed."""
-        await self._paid.wait()
+        await self._all_done.wait()
 
-    async def fetch(self) -> None:
+    async def run(self) -> None:
         """Fetch what is owed, for ever; one that fails is tried again after the others, with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            await self._news.wait()
-            self._news.clear()
-            for artifact in list(self._owed.values()):
-                await self._fetch(artifact)
-            if self._owed:
-                asyncio.get_running_loop().call_later(pause_s, self._news.set)
+            await self._added.wait()
+            self._added.clear()
+            for artifact in list(self._pending.values()):
+                await self._download(artifact)
+            if self._pending:
+                asyncio.get_running_loop().call_later(pause_s, self._added.set)
                 pause_s = min(pause_s * 2, _LAST_PAUSE_S)
             else:
-                self._paid.set()
+                self._all_done.set()
                 pause_s = _FIRST_PAUSE_S
 
-    async def _fetch(self, artifact: Artifact) -> None:
+    async def _download(self, artifact: Artifact) -> None:
         try:
-            await self._agent.fetch(artifact, self._folder / _inside(artifact.name))
-            await self._desk.artifact_fetched(artifact.name)
+            await self._agent.fetch(artifact, self._folder / _safe_path(artifact.name))
+            await self._writer.mark_artifact_fetched(artifact.name)
         except NotFound as error:  # asked for again at the next connection, not every few seconds
             log.warning("%s", error.message)
         except FleetError as error:
@@ -83,11 +83,11 @@ class Files:
             self._trouble = error.message
             return
         self._trouble = ""
-        if self._owed.get(artifact.name) == artifact:
-            del self._owed[artifact.name]
+        if self._pending.get(artifact.name) == artifact:
+            del self._pending[artifact.name]
 
 
-def _inside(name: str) -> PurePosixPath:
+def _safe_path(name: str) -> PurePosixPath:
     """The name as a path below the artifact folder. Raises NotFound for one that leads out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:

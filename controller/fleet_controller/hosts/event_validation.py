@@ -10,8 +10,8 @@ from google.protobuf import json_format
 from fleet_controller.core.event_rules import (
     LARGEST_ATTEMPT_BYTES,
     LARGEST_EVENT_BYTES,
-    believed,
-    fault_of,
+    event_error,
+    sanitize_event,
 )
 from fleet_protos.codec import from_proto
 from fleet_protos.escape import escape_to_one_line
@@ -21,48 +21,48 @@ from fleet_protos.v1 import trial_pb2
 log = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 10_000
-_MOST_LINES = 20  # in the log, of one connection
+_MOST_LOG_LINES = 20  # in the log, of one connection
 
 
-class Hearing:
+class EventValidator:
     """What an agent tells over one connection."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
-        self._told_bytes: Counter[tuple[str, int]] = Counter()
-        self._lines = 0
+        self._received_bytes: Counter[tuple[str, int]] = Counter()
+        self._logged = 0
 
-    def take(self, message: trial_pb2.Event) -> Event | None:
+    def validate(self, message: trial_pb2.Event) -> Event | None:
         """The event as it is believed; None when it is not."""
-        if why := self._too_much(message):
-            self._tell(why)
+        if why := self._size_error(message):
+            self._log_rejected(why)
             return None
         try:
             event = from_proto(Event, message)
         except (ValueError, json_format.Error) as error:  # a number that JSON cannot hold
-            self._tell(f"event {message.sequence} cannot be read: {error}")
+            self._log_rejected(f"event {message.sequence} cannot be read: {error}")
             return None
-        if why := fault_of(event):
-            self._tell(why)
+        if why := event_error(event):
+            self._log_rejected(why)
             return None
-        event, refused = believed(event)
+        event, refused = sanitize_event(event)
         for why in refused:
-            self._tell(why)
+            self._log_rejected(why)
         return event
 
-    def _too_much(self, message: trial_pb2.Event) -> str:
+    def _size_error(self, message: trial_pb2.Event) -> str:
         size, key = message.ByteSize(), (message.trial_id[:300], message.attempt)
         if size > LARGEST_EVENT_BYTES:
             return f"event {message.sequence} has {size} bytes, more than {LARGEST_EVENT_BYTES}"
-        if len(self._told_bytes) >= _MOST_ATTEMPTS:
-            self._told_bytes.clear()
-        self._told_bytes[key] += size
-        if self._told_bytes[key] > LARGEST_ATTEMPT_BYTES:
+        if len(self._received_bytes) >= _MOST_ATTEMPTS:
+            self._received_bytes.clear()
+        self._received_bytes[key] += size
+        if self._received_bytes[key] > LARGEST_ATTEMPT_BYTES:
             return f"{key[0]!a}, attempt {key[1]}, has told more than {LARGEST_ATTEMPT_BYTES} bytes"
         return ""
 
-    def _tell(self, why: str) -> None:
-        self._lines += 1
-        if self._lines <= _MOST_LINES:
-            more = "; what else it tells so is dropped without a line" if self._lines == _MOST_LINES else ""
+    def _log_rejected(self, why: str) -> None:
+        self._logged += 1
+        if self._logged <= _MOST_LOG_LINES:
+            more = "; what else it tells so is dropped without a line" if self._logged == _MOST_LOG_LINES else ""
             log.warning("agent at %s: not believed: %s%s", self._agent, escape_to_one_line(why)[:500], more)

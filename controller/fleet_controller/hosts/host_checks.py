@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fleet_controller.core.controller_api import HostCheck, HostFinding
 from fleet_controller.core.quarantine import HostRecord
-from fleet_controller.hosts.host_connection import HostLine
+from fleet_controller.hosts.host_connection import HostConnection
 from fleet_protos import __version__
 from fleet_protos.errors import FleetError
 
@@ -18,59 +18,59 @@ _CLOCK_APART_S = 5.0
 _EXPIRES_SOON_S = 30 * 86_400
 
 
-async def check_lines(lines: Sequence[HostLine], record_of: Callable[[str], HostRecord]) -> AsyncIterator[HostCheck]:
+async def check_connections(connections: Sequence[HostConnection], record_of: Callable[[str], HostRecord]) -> AsyncIterator[HostCheck]:
     """One answer a host, as each is ready."""
     answers: asyncio.Queue[HostCheck] = asyncio.Queue()
     turn = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(line: HostLine) -> None:
+    async def ask(connection: HostConnection) -> None:
         async with turn:
-            found = await check_line(line)
-        answers.put_nowait(replace(found, findings=(*found.findings, *of_record(record_of(line.host)))))
+            found = await check_connection(connection)
+        answers.put_nowait(replace(found, findings=(*found.findings, *record_findings(record_of(connection.host)))))
 
     async with asyncio.TaskGroup() as tasks:
-        for line in lines:
+        for line in connections:
             tasks.create_task(ask(line))
-        for _ in lines:
+        for _ in connections:
             yield await answers.get()
 
 
-async def check_line(line: HostLine) -> HostCheck:
+async def check_connection(connection: HostConnection) -> HostCheck:
     """What one host finds about itself, and what shows from here."""
     began_s = time.monotonic()
-    name = line.host or line.agent.address
+    name = connection.host or connection.agent.address
     try:
-        found = await line.agent.check()
+        found = await connection.agent.check_host()
     except FleetError as error:
-        cause = line.cause_of(error)
+        cause = connection.cause_of(error)
         wrong = HostFinding("not_reached", "error", cause.message, cause.hint)
         return HostCheck(name, False, (wrong,), time.monotonic() - began_s)
-    return HostCheck(name, True, (*found, *of_line(line)), time.monotonic() - began_s)
+    return HostCheck(name, True, (*found, *connection_findings(connection)), time.monotonic() - began_s)
 
 
-def of_line(line: HostLine) -> tuple[HostFinding, ...]:
+def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
     """Clock, version and certificate, as seen from the controller."""
-    status = line.status()
+    status = connection.status()
     found = []
     if abs(status.clock_ahead_s) > _CLOCK_APART_S:
-        told = f"the clock is {abs(status.clock_ahead_s):.1f} s {'ahead of' if status.clock_ahead_s > 0 else 'behind'} the controller's"
-        found.append(HostFinding("clock_apart", "warning", told, "run chrony or systemd-timesyncd on both"))
+        message = f"the clock is {abs(status.clock_ahead_s):.1f} s {'ahead of' if status.clock_ahead_s > 0 else 'behind'} the controller's"
+        found.append(HostFinding("clock_apart", "warning", message, "run chrony or systemd-timesyncd on both"))
     if status.version and status.version != __version__:
-        told = f"the agent is benchfleet {status.version}, the controller {__version__}"
-        found.append(HostFinding("version_differs", "warning", told, "`fleetctl deploy` brings the agent up to date"))
+        message = f"the agent is benchfleet {status.version}, the controller {__version__}"
+        found.append(HostFinding("version_differs", "warning", message, "`fleetctl deploy` brings the agent up to date"))
     left_s = status.certificate_expires_unix_s - time.time_ns() / 1e9
     if status.certificate_expires_unix_s and left_s < _EXPIRES_SOON_S:
-        told = f"the agent's certificate expires in {left_s / 86_400:.0f} days"
-        found.append(HostFinding("certificate_expires", "warning", told, "`fleetctl deploy` issues another"))
+        message = f"the agent's certificate expires in {left_s / 86_400:.0f} days"
+        found.append(HostFinding("certificate_expires", "warning", message, "`fleetctl deploy` issues another"))
     return tuple(found)
 
 
-def of_record(record: HostRecord) -> tuple[HostFinding, ...]:
+def record_findings(record: HostRecord) -> tuple[HostFinding, ...]:
     """What keeps trials away by a decision."""
     found = []
     if record.drained:
-        told = f"drained: {record.drain_reason}" if record.drain_reason else "drained"
-        found.append(HostFinding("drained", "info", told, f"`fleetctl hosts undrain {record.name}` lets trials in again"))
+        message = f"drained: {record.drain_reason}" if record.drain_reason else "drained"
+        found.append(HostFinding("drained", "info", message, f"`fleetctl hosts undrain {record.name}` lets trials in again"))
     if record.aside:
         hint = f"it is looked at again by itself; `fleetctl hosts undrain {record.name}` lets trials in at once"
         found.append(HostFinding("set_aside", "warning", f"set aside after {record.aside}", hint))

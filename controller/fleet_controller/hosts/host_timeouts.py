@@ -10,57 +10,57 @@ from fleet_controller.core.give_up import (
     CANCELLED_AFTER_S,
     GIVE_UP_AFTER_S,
     UNPLACED,
-    GivenUp,
-    cancelled,
-    given_up,
+    GivenUpAttempt,
+    attempts_to_cancel,
+    attempts_to_give_up,
 )
 from fleet_controller.core.trial_state import Trial
-from fleet_controller.hosts.host_connection import HostLine
-from fleet_controller.jobs.job_index import JobOnBoard
-from fleet_controller.jobs.state_writer import Desk
+from fleet_controller.hosts.host_connection import HostConnection
+from fleet_controller.jobs.job_index import IndexedJob
+from fleet_controller.jobs.state_writer import StateWriter
 
 log = logging.getLogger(__name__)
 
 
-class Patience:
+class HostTimeouts:
     """One controller's, from its start on: what was away before counts from then."""
 
-    def __init__(self, desk: Desk, lines: Callable[[], Sequence[HostLine]], give_up_after_s: float = GIVE_UP_AFTER_S) -> None:
-        self._desk = desk
-        self._lines = lines
+    def __init__(self, writer: StateWriter, connections: Callable[[], Sequence[HostConnection]], give_up_after_s: float = GIVE_UP_AFTER_S) -> None:
+        self._writer = writer
+        self._connections = connections
         self._limit_s = give_up_after_s
-        self._since_s = time.monotonic()
-        self._told: set[str] = set()
+        self._started_at_s = time.monotonic()
+        self._logged: set[str] = set()
 
-    async def end(self) -> None:
+    async def close_expired(self) -> None:
         """Close what is waited for no longer. Raises Conflict when the store cannot take it."""
-        for job in list(self._desk.board.open_jobs):
-            for end in list(self._ends(job)):
-                await self._desk.save(end.trial_id, end.attempt)
-                if end.attempt.message not in self._told:
-                    self._told.add(end.attempt.message)
+        for job in list(self._writer.job_index.open_jobs):
+            for end in list(self._expired(job)):
+                await self._writer.save_attempt(end.trial_id, end.attempt)
+                if end.attempt.message not in self._logged:
+                    self._logged.add(end.attempt.message)
                     log.warning("%s: %s", end.trial_id, end.attempt.message)
-        self._told.clear()
+        self._logged.clear()
 
-    def _ends(self, job: JobOnBoard) -> Iterator[GivenUp]:
+    def _expired(self, job: IndexedJob) -> Iterator[GivenUpAttempt]:
         away_s = self._away_s(job)
-        limit_s, end = self._limit_s, given_up
+        limit_s, end = self._limit_s, attempts_to_give_up
         if job.row.cancelled:
-            limit_s, end = min(limit_s, CANCELLED_AFTER_S), cancelled
+            limit_s, end = min(limit_s, CANCELLED_AFTER_S), attempts_to_cancel
         if any(seconds > limit_s for seconds in away_s.values()):
-            yield from end(_open(job), away_s, limit_s, time.time_ns())
+            yield from end(_unfinished_trials(job), away_s, limit_s, time.time_ns())
 
-    def _away_s(self, job: JobOnBoard) -> dict[str, float]:
+    def _away_s(self, job: IndexedJob) -> dict[str, float]:
         """Of the hosts that the job names, also of those that this controller does not know."""
         now_s = time.monotonic()
-        lines = {line.host: line for line in self._lines() if line.host}
-        away_s = {host: now_s - self._since_s for host in job.been if host not in lines}
-        away_s |= {host: line.away_s(now_s) for host, line in lines.items()}
-        matching = [away_s[host] for host, line in lines.items() if job.choice.takes(host, line.labels)]
-        return {**away_s, UNPLACED: min(matching, default=now_s - self._since_s)}
+        connections = {connection.host: connection for connection in self._connections() if connection.host}
+        away_s = {host: now_s - self._started_at_s for host in job.hosts_used if host not in connections}
+        away_s |= {host: line.away_s(now_s) for host, line in connections.items()}
+        matching = [away_s[host] for host, line in connections.items() if job.choice.matches(host, line.labels)]
+        return {**away_s, UNPLACED: min(matching, default=now_s - self._started_at_s)}
 
 
-def _open(job: JobOnBoard) -> list[Trial]:
+def _unfinished_trials(job: IndexedJob) -> list[Trial]:
     """The trials of a job that are active, and those that may begin unless it was cancelled."""
     waiting = job.waiting
     pinned = [trial for trials in waiting.pinned.values() for trial in trials]

@@ -17,18 +17,18 @@ from typing import Protocol
 
 from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.hosts.agent_client import AgentClient, LoadPart
-from fleet_controller.pki.load_cluster_ca import ClusterTrust
-from fleet_controller.planning.load_host_assignment import cores, lent_for_s
+from fleet_controller.pki.load_cluster_ca import LoadClusterAuthority
+from fleet_controller.planning.load_host_assignment import load_host_limit_s, shards_per_host
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable, LoadError
 from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int]
-PATIENCE_S = 30.0  # an attempt that was begun waits so long for a load host: then it is given up, and its lead's host is free for others
+AttemptKey = tuple[str, int]
+LOAD_HOST_WAIT_S = 30.0  # an attempt that was begun waits so long for a load host: then it is given up, and its lead's host is free for others
 
 
-class Line(Protocol):
+class LoadHostConnection(Protocol):
     """A host as gathering sees it."""
 
     agent: AgentClient
@@ -41,57 +41,57 @@ class Line(Protocol):
 
 
 @dataclass(slots=True)
-class _Cluster:
+class _LoadCluster:
     """What was made for one attempt."""
 
-    trust: ClusterTrust
+    trust: LoadClusterAuthority
     since_s: float  # monotonic
     joined: set[str] = field(default_factory=set)
 
 
-class Gathering:
+class LoadClusters:
     """Of one controller; called on its loop."""
 
-    def __init__(self, lines: Mapping[str, Line]) -> None:
-        self._lines = lines
-        self._clusters: dict[Key, _Cluster] = {}
+    def __init__(self, connections: Mapping[str, LoadHostConnection]) -> None:
+        self._connections = connections
+        self._clusters: dict[AttemptKey, _LoadCluster] = {}
 
-    async def gather(self, spec: TrialSpec) -> None:
+    async def set_up(self, spec: TrialSpec) -> None:
         """Give the lead and every load host its part; again is harmless. Raises HostUnreachable, Conflict, ConfigError.
 
         LoadFailed when a load host has not answered for so long that the lead should not wait any longer.
         """
         key = (spec.trial_id, spec.attempt)
-        cluster = self._clusters.get(key) or self._clusters.setdefault(key, _Cluster(ClusterTrust(datetime.now(UTC)), time.monotonic()))
+        cluster = self._clusters.get(key) or self._clusters.setdefault(key, _LoadCluster(LoadClusterAuthority(datetime.now(UTC)), time.monotonic()))
         lead = await self._join(cluster, spec, spec.host, 0, "")
         try:
-            for host, count in cores(spec.load).items():
+            for host, count in shards_per_host(spec.load).items():
                 await self._join(cluster, spec, host, count, lead)
         except HostUnreachable as error:
-            if time.monotonic() - cluster.since_s > PATIENCE_S:
+            if time.monotonic() - cluster.since_s > LOAD_HOST_WAIT_S:
                 raise LoadError(f"load hosts could not be gathered: {error.message}") from error
             raise
 
-    async def leave(self, key: Key) -> None:
+    async def tear_down(self, key: AttemptKey) -> None:
         """The attempt is over: each of its hosts may go at once, and goes by itself when it does not hear of it."""
         cluster = self._clusters.pop(key, None)
-        joined = [self._lines[host] for host in cluster.joined if host in self._lines] if cluster else []
-        for line in joined:
+        joined = [self._connections[host] for host in cluster.joined if host in self._connections] if cluster else []
+        for connection in joined:
             try:
-                if line.connected:
-                    await line.agent.leave_load(*key)
+                if connection.connected:
+                    await connection.agent.leave_load(*key)
             except FleetError as error:
                 log.info("the end of trial %s could not be told to a load host: %s", key[0], error.message)
 
-    def gathered(self) -> tuple[Key, ...]:
+    def active_keys(self) -> tuple[AttemptKey, ...]:
         """Attempts that were gathered for and not left."""
         return tuple(self._clusters)
 
-    async def _join(self, cluster: _Cluster, spec: TrialSpec, host: str, count: int, lead: str) -> str:
-        line = self._lines.get(host)
-        if line is None or not line.connected:
+    async def _join(self, cluster: _LoadCluster, spec: TrialSpec, host: str, count: int, lead: str) -> str:
+        connection = self._connections.get(host)
+        if connection is None or not connection.connected:
             raise HostUnreachable(f"host {host} is not connected", "the trial waits for it")
-        address = await self._address(spec, host, line)
+        address = await self._address(spec, host, connection)
         issued = cluster.trust.issue(host, address)
         part = LoadPart(
             trial_id=spec.trial_id,
@@ -100,31 +100,31 @@ class Gathering:
             address=address,
             lead_address=lead,
             cores=count,
-            hold_limit_s=lent_for_s(spec),
+            hold_limit_s=load_host_limit_s(spec),
             token=cluster.trust.token,
             authority=cluster.trust.authority_pem,
             certificate=issued.certificate_pem,
             key=issued.key_pem,
         )
-        answer = await line.agent.join_load(part)
+        answer = await connection.agent.join_load(part)
         cluster.joined.add(host)
         return answer
 
-    async def _address(self, spec: TrialSpec, host: str, line: Line) -> str:
+    async def _address(self, spec: TrialSpec, host: str, connection: LoadHostConnection) -> str:
         """The IP address of a host for the others of the attempt. Raises ConfigError, HostUnreachable."""
-        far = [other for other in (spec.host, *spec.load.hosts) if self._place(other) != LOOPBACK]
-        place = line.meeting_host
+        far = [other for other in (spec.host, *spec.load.hosts) if self._meeting_host(other) != LOOPBACK]
+        place = connection.meeting_host
         if place == LOOPBACK and far:
-            told = f"nothing says where the others reach host {host}: its agent is at {line.agent.address}"
-            raise ConfigError(told, "start its agent with --label address=HOST, as the others reach it")
-        return await resolved(place)
+            message = f"nothing says where the others reach host {host}: its agent is at {connection.agent.address}"
+            raise ConfigError(message, "start its agent with --label address=HOST, as the others reach it")
+        return await resolve_ip(place)
 
-    def _place(self, host: str) -> str:
-        line = self._lines.get(host)
-        return line.meeting_host if line else LOOPBACK
+    def _meeting_host(self, host: str) -> str:
+        connection = self._connections.get(host)
+        return connection.meeting_host if connection else LOOPBACK
 
 
-async def resolved(host: str) -> str:
+async def resolve_ip(host: str) -> str:
     """The IP address of a host name, version 4 where it has one. Raises HostUnreachable for a name that leads nowhere."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)

@@ -12,30 +12,30 @@ from fleet_controller.core.quarantine import PROBE_FIRST_S
 from fleet_protos.errors import HostUnreachable
 from fleet_transport.tls_identity import TlsFiles
 
-Reach = Callable[[FleetHost], Awaitable[str]]  # HOST:PORT at which the agent answers now, a tunnel's end among them; raises FleetError
-Proofs = Callable[[str], TlsFiles | None]  # the controller's files for its line to a host; None: without TLS; raises ConfigError
+ResolveAddress = Callable[[FleetHost], Awaitable[str]]  # HOST:PORT at which the agent answers now, a tunnel's end among them; raises FleetError
+TlsFilesOf = Callable[[str], TlsFiles | None]  # the controller's files for its line to a host; None: without TLS; raises ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class AgentTarget:
     """One agent to follow. `known`: what the fleet file says of its host; None for an address that was given alone."""
 
     address: str
-    known: FleetHost | None = None
+    fleet_host: FleetHost | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class HostAccess:
     """How the agents of a fleet file are reached and recognised; both are asked anew for each connection."""
 
-    reach: Reach
-    proofs: Proofs
+    resolve_address: ResolveAddress
+    tls_files: TlsFilesOf
 
 
-def peers(addresses: Iterable[str], inventory: Inventory | None = None) -> tuple[Peer, ...]:
+def targets_of(addresses: Iterable[str], inventory: Inventory | None = None) -> tuple[AgentTarget, ...]:
     """Every host of the file, then every address."""
     hosts = inventory.hosts if inventory else ()
-    return (*(Peer(direct_address(host), host) for host in hosts), *map(Peer, addresses))
+    return (*(AgentTarget(direct_address(host), host) for host in hosts), *map(AgentTarget, addresses))
 
 
 def direct_address(host: FleetHost) -> str:
@@ -43,7 +43,7 @@ def direct_address(host: FleetHost) -> str:
     return f"[{host.address}]:{host.port}" if ":" in host.address else f"{host.address}:{host.port}"
 
 
-async def directly(host: FleetHost) -> str:
+async def resolve_direct(host: FleetHost) -> str:
     """For controllers that make no tunnels. Raises HostUnreachable for a host that is behind one."""
     if host.through_ssh:
         raise HostUnreachable(f"{host.name} is reached through ssh, and this controller makes no tunnels", "write `reach: direct`")
@@ -55,19 +55,19 @@ def without_tls(host: str) -> TlsFiles | None:
     return None
 
 
-LOCAL = Ways(directly, without_tls)
+LOCAL_ACCESS = HostAccess(resolve_direct, without_tls)
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class FleetTargets:
     """Whom a controller follows, and how it gets there. `file`: the fleet file that names hosts, read again when it changes.
 
     `probe_first_s`: from setting a host aside for its failures to the first look at it. `give_up_after_s`: how long one may be away before
     what waits for it is closed.
     """
 
-    peers: tuple[Peer, ...] = ()
-    ways: Ways = LOCAL
+    agents: tuple[AgentTarget, ...] = ()
+    access: HostAccess = LOCAL_ACCESS
     file: Path | None = None
     probe_first_s: float = PROBE_FIRST_S
     give_up_after_s: float = GIVE_UP_AFTER_S

@@ -12,7 +12,12 @@ from ruamel.yaml.error import YAMLError
 
 from fleet_controller.job_file.attached_text import join_attached_files, split_attached_files
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
-from fleet_controller.planning.equivalence import Twin, exclusions, pruned, twins
+from fleet_controller.planning.equivalence import (
+    EquivalentVariant,
+    equivalent_variants,
+    exclusions,
+    prune_job,
+)
 from fleet_controller.planning.job_plan import make_variants
 from fleet_protos.errors import ConfigError
 
@@ -24,18 +29,18 @@ class PrunedJob:
     """A job without the variants that have no effect, and those variants; both as they were when there are none."""
 
     loaded: LoadedJob
-    left_out: tuple[Twin, ...]
+    left_out: tuple[EquivalentVariant, ...]
 
 
-def prune_job(loaded: LoadedJob) -> PrunedJob:
+def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
     """Leave out every variant whose server runs like another's. Raises ConfigError when the text cannot be changed safely."""
-    found = twins(loaded.job, make_variants(loaded.job))
+    found = equivalent_variants(loaded.job, make_variants(loaded.job))
     if not found:
         return PrunedJob(loaded, ())
     entries = exclusions(found)
     own, files = split_attached_files(loaded.text)
     changed = load_job(join_attached_files(with_exclusions(own, entries), files), loaded.file_name)
-    if replace(changed.job, file=loaded.job.file) != pruned(loaded.job, found):
+    if replace(changed.job, file=loaded.job.file) != prune_job(loaded.job, found):
         written = "; ".join(f"- {dict(entry)}" for entry in entries)
         raise ConfigError("the entries of `exclude` could not be added to this file by themselves", f"write them there: {written}")
     return PrunedJob(changed, found)

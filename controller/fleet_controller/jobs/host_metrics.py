@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from fleet_controller.core.quarantine import STATES
+from fleet_controller.core.quarantine import HOST_STATES
 from fleet_protos.metric_names import PROM_HOSTS
 
 
@@ -16,7 +16,7 @@ class HostSeries:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hosts = Gauge(PROM_HOSTS, "Hosts by state: free, busy, drained, aside (after failures), away", ("state",), registry=registry)
 
-    def show(self, counts: Mapping[str, int]) -> None:
+    def set_counts(self, counts: Mapping[str, int]) -> None:
         """Every state has a number, so that an alert sees the fall to 0."""
-        for state in STATES:
+        for state in HOST_STATES:
             self._hosts.labels(state).set(counts.get(state, 0))

@@ -15,16 +15,16 @@ from fleet_controller.core.controller_api import (
     JobSummary,
     TrialDetail,
 )
-from fleet_controller.jobs.job_index import detail, status, summary
+from fleet_controller.jobs.job_index import job_detail, job_summary, trial_status
 from fleet_controller.store.store import Store
 from fleet_protos.errors import HostUnreachable, NotFound
 
 _LOG_LIMIT_BYTES = 1 << 20
 _NO_CONTROLLER = "no controller is running"
-_START_ONE = "start one with `fleetctl up`, or use `fleetctl run JOB`"
+_START_HINT = "start one with `fleetctl up`, or use `fleetctl run JOB`"
 
 
-class StoredJobs:
+class ReadOnlyController:
     """A `Controller` that can be asked and never told: for commands when no controller runs."""
 
     def __init__(self, store: Store, artifacts: Path) -> None:
@@ -33,27 +33,27 @@ class StoredJobs:
 
     async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
         """Needs a controller. Raises HostUnreachable."""
-        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def cancel(self, job_id: str) -> int:
         """Needs a controller. Raises HostUnreachable."""
-        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """Needs a controller. Raises HostUnreachable."""
-        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def drain(self, host: str, reason: str) -> None:
         """Needs a controller. Raises HostUnreachable."""
-        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def undrain(self, host: str) -> None:
         """Needs a controller. Raises HostUnreachable."""
-        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
         """Needs a controller. Raises HostUnreachable."""
-        raise HostUnreachable(_NO_CONTROLLER, _START_ONE)
+        raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
         yield HostCheck()
 
     async def jobs(self) -> tuple[JobSummary, ...]:
@@ -78,26 +78,26 @@ class StoredJobs:
         return await asyncio.to_thread(self._trial, trial_id, attempt, with_log)
 
     def _jobs(self) -> tuple[JobSummary, ...]:
-        return tuple(summary(row, self._store.outlines(row.job_id)) for row in reversed(self._store.jobs()))
+        return tuple(job_summary(row, self._store.trial_outlines(row.job_id)) for row in reversed(self._store.jobs()))
 
     def _job(self, start: str) -> JobDetail:
         row = self._store.find_job(start)
-        return detail(row, self._store.outlines(row.job_id))
+        return job_detail(row, self._store.trial_outlines(row.job_id))
 
     def _results(self, start: str) -> JobResults:
         row = self._store.find_job(start)
-        return JobResults(summary(row, self._store.outlines(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
+        return JobResults(job_summary(row, self._store.trial_outlines(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
 
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         trial = self._store.find_trial(trial_id)
         if attempt and all(known.number != attempt for known in trial.attempts):
             raise NotFound(f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}")
-        found = status(trial, attempt)
+        found = trial_status(trial, attempt)
         events = tuple(self._store.events(trial_id, found.attempt))
-        log = self._log(trial_id, found.attempt) if with_log else ""
+        log = self._read_log(trial_id, found.attempt) if with_log else ""
         return TrialDetail(found, events, log)
 
-    def _log(self, trial_id: str, attempt: int) -> str:
+    def _read_log(self, trial_id: str, attempt: int) -> str:
         path = self._artifacts / trial_id / str(attempt) / "server-log.txt"
         if not path.is_file():
             return ""

@@ -9,7 +9,7 @@ from fleet_controller.core.schedule_inputs import Block
 from fleet_controller.core.trial_state import Trial
 
 
-class Queued:
+class WaitingIndex:
     """The trials of a job that may start, each list in plan order. `pinned` by host; `blocks` by number, those that no host has begun."""
 
     def __init__(self, trials: Iterable[str]) -> None:
@@ -18,7 +18,7 @@ class Queued:
         self._place = {trial_id: place for place, trial_id in enumerate(trials)}
         self._kept: dict[str, Trial] = {}
 
-    def put(self, trial: Trial) -> None:
+    def update(self, trial: Trial) -> None:
         """A trial as it is now."""
         before = self._kept.pop(trial.spec.trial_id, None)
         if before is not None:
@@ -34,7 +34,7 @@ class Queued:
         self._kept.clear()
 
     @property
-    def waiting(self) -> tuple[Block, ...]:
+    def ordered_blocks(self) -> tuple[Block, ...]:
         """The blocks, in plan order."""
         return tuple(self.blocks[number] for number in sorted(self.blocks))
 

@@ -20,12 +20,12 @@ from fleet_transport.tls_identity import Role, role_uri
 
 SKEW = timedelta(days=1)
 AUTHORITY_LIFE = timedelta(days=3650)
-LIFE = timedelta(days=365)
+CERTIFICATE_LIFE = timedelta(days=365)
 _LONGEST_COMMON_NAME = 64  # X.520
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class CertificateAndKey:
     """A certificate and its key, as PEM. The key exists here and where it is written to, nowhere else."""
 
     certificate_pem: bytes
@@ -42,7 +42,7 @@ class Subject:
     addresses: tuple[str, ...] = ()
 
 
-def make_authority(now: datetime) -> Issued:
+def make_authority(now: datetime) -> CertificateAndKey:
     """A new authority, signed by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"benchfleet authority {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}")])
@@ -57,10 +57,10 @@ def make_authority(now: datetime) -> Issued:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Issued(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+    return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
 
-def make_certificate(authority: Issued, subject: Subject, now: datetime) -> Issued:
+def make_certificate(authority: CertificateAndKey, subject: Subject, now: datetime) -> CertificateAndKey:
     """A certificate of the authority for a new key, ending no later than it. Raises ValueError for an authority or a name of no use."""
     signer, signer_key = x509.load_pem_x509_certificate(authority.certificate_pem), _load_key(authority.key_pem)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -68,14 +68,14 @@ def make_certificate(authority: Issued, subject: Subject, now: datetime) -> Issu
     names = [x509.UniformResourceIdentifier(role_uri(subject.role, subject.name)), x509.DNSName(subject.dns_name)]
     usages = x509.ExtendedKeyUsage(_USAGES[subject.role])
     certificate = (
-        _builder(x509.Name([common]), signer.subject, key.public_key(), now, min(LIFE, signer.not_valid_after_utc - now))
+        _builder(x509.Name([common]), signer.subject, key.public_key(), now, min(CERTIFICATE_LIFE, signer.not_valid_after_utc - now))
         .add_extension(x509.SubjectAlternativeName([*names, *_addresses(subject.addresses)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usages, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
         .sign(signer_key, hashes.SHA256())
     )
-    return Issued(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+    return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
 
 _USAGES = {  # an agent's key cannot come in at any door, a user's key can serve nothing
@@ -85,7 +85,7 @@ _USAGES = {  # an agent's key cannot come in at any door, a user's key can serve
 }
 
 
-def fits(certificate_pem: bytes, key_pem: bytes) -> bool:
+def key_matches(certificate_pem: bytes, key_pem: bytes) -> bool:
     """True when the key is the certificate's. Raises ValueError for what is neither."""
     return x509.load_pem_x509_certificate(certificate_pem).public_key() == _load_key(key_pem).public_key()
 

@@ -10,7 +10,7 @@ RENEW_BEFORE_S = 30 * 86400
 
 
 @dataclass(frozen=True, slots=True)
-class Expiring:
+class ExpiringCertificate:
     """A certificate in use, and when it ends. `role`: authority, controller, agent or user."""
 
     role: str
@@ -22,7 +22,7 @@ class Expiring:
         return self.expires_unix_s - now_unix_s < RENEW_BEFORE_S
 
 
-def warning(party: Expiring, now_unix_s: float) -> str:
+def expiry_warning(party: ExpiringCertificate, now_unix_s: float) -> str:
     """What is to be done about it, in one line."""
     what = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(party.role, f"the {party.role}")
     todo = {

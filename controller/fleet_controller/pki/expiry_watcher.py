@@ -9,32 +9,32 @@ import time
 from prometheus_client import CollectorRegistry, Gauge
 
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.expiry import warning
+from fleet_controller.pki.expiry import expiry_warning
 from fleet_protos.errors import FleetError
 from fleet_protos.metric_names import PROM_CERTIFICATE_EXPIRES
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 3600.0
-_TELL_AGAIN_S = 86400.0
+_CHECK_INTERVAL_S = 3600.0
+_WARN_INTERVAL_S = 86400.0
 
 
-class ExpiryWatch:
+class ExpiryWatcher:
     """Looks once an hour. Labels: the role, and the host for an agent; of users only the next to end is shown."""
 
     def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
         self._authority = authority
         text = "When the certificate ends, in seconds since 1970"
         self._gauge = Gauge(PROM_CERTIFICATE_EXPIRES, text, ("role", "host"), registry=registry)
-        self._told_s: dict[tuple[str, str], float] = {}
+        self._warned_at_s: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            self.look(time.time_ns() / 1e9)
-            await asyncio.sleep(_LOOK_S)
+            self.check_now(time.time_ns() / 1e9)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
-    def look(self, now_unix_s: float) -> None:
+    def check_now(self, now_unix_s: float) -> None:
         """Show all, and log a warning of each that ends within 30 days unless it was logged within a day."""
         try:
             parties = self._authority.expiring(now_unix_s)
@@ -46,6 +46,6 @@ class ExpiryWatch:
             self._gauge.labels(party.role, party.name if party.role == "agent" else "").set(party.expires_unix_s)
         for party in parties:
             key = (party.role, party.name)
-            if party.is_near(now_unix_s) and now_unix_s - self._told_s.get(key, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
-                self._told_s[key] = now_unix_s
-                log.warning("%s", warning(party, now_unix_s))
+            if party.is_near(now_unix_s) and now_unix_s - self._warned_at_s.get(key, -_WARN_INTERVAL_S) >= _WARN_INTERVAL_S:
+                self._warned_at_s[key] = now_unix_s
+                log.warning("%s", expiry_warning(party, now_unix_s))

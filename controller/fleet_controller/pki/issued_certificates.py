@@ -14,7 +14,7 @@ KEPT_S = 86400 * 30  # how long an expired certificate is remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IssuedCertificate:
     """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one was asked for.
 
     `installed`: a host's agent was seen with it. Certificates that never came to their host are no reason to drop an authority.
@@ -31,53 +31,53 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class IssuedCertificates:
     """All of them, the newest last."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[IssuedCertificate, ...] = ()
 
-    def of(self, role: Role, name: str = "") -> tuple[Entry, ...]:
+    def issued_to(self, role: Role, name: str = "") -> tuple[IssuedCertificate, ...]:
         """Those of one party, or of all of a role, the newest last."""
         return tuple(entry for entry in self.entries if entry.role is role and name in ("", entry.name))
 
-    def newest(self) -> tuple[Entry, ...]:
+    def newest(self) -> tuple[IssuedCertificate, ...]:
         """The newest of each party."""
         return tuple({(entry.role, entry.name): entry for entry in self.entries}.values())
 
-    def with_entry(self, entry: Entry) -> Ledger:
+    def with_entry(self, entry: IssuedCertificate) -> IssuedCertificates:
         """One more; what expired long ago is forgotten."""
         kept = (known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S)
-        return Ledger((*kept, entry))
+        return IssuedCertificates((*kept, entry))
 
-    def installing(self, fingerprint: str) -> Ledger:
+    def with_installed(self, fingerprint: str) -> IssuedCertificates:
         """The host of this certificate was seen with it."""
-        return Ledger(tuple(replace(entry, installed=True) if entry.fingerprint == fingerprint else entry for entry in self.entries))
+        return IssuedCertificates(tuple(replace(entry, installed=True) if entry.fingerprint == fingerprint else entry for entry in self.entries))
 
-    def renewing(self, role: Role, name: str) -> Ledger:
+    def with_renewal_requested(self, role: Role, name: str) -> IssuedCertificates:
         """What this party holds is to be replaced."""
-        return Ledger(tuple(replace(entry, renew=True) if (entry.role, entry.name) == (role, name) else entry for entry in self.entries))
+        return IssuedCertificates(tuple(replace(entry, renew=True) if (entry.role, entry.name) == (role, name) else entry for entry in self.entries))
 
 
-def ledger_text(ledger: Ledger) -> str:
+def issued_json(ledger: IssuedCertificates) -> str:
     """The content of issued.json."""
     return json.dumps({"version": VERSION, "issued": [asdict(entry) for entry in ledger.entries]}, indent=1) + "\n"
 
 
-def read_ledger(text: bytes) -> Ledger:
+def read_issued(text: bytes) -> IssuedCertificates:
     """The reverse. Raises ValueError that says what is wrong."""
     try:
         value = json.loads(text)
         if value["version"] != VERSION:
             raise ValueError(f"version {value['version']!r}, known is {VERSION}")
-        return Ledger(tuple(_entry(entry) for entry in value["issued"]))
+        return IssuedCertificates(tuple(_issued_certificate(entry) for entry in value["issued"]))
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def _entry(value: Mapping[str, Any]) -> Entry:
-    return Entry(
+def _issued_certificate(value: Mapping[str, Any]) -> IssuedCertificate:
+    return IssuedCertificate(
         str(value["fingerprint"]), Role(value["role"]), str(value["name"]), int(value["issued_unix_s"]), int(value["expires_unix_s"]),
         str(value["authority"]), bool(value.get("renew", False)), bool(value.get("installed", False)),
     )  # fmt: skip

@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleet_controller.pki.certificate_builder import SKEW, Issued, make_authority
+from fleet_controller.pki.certificate_builder import SKEW, CertificateAndKey, make_authority
 
-LIFE: Final = timedelta(days=3)  # longer than any attempt may take
+ATTEMPT_CERTIFICATE_LIFE: Final = timedelta(days=3)  # longer than any attempt may take
 
 
-class ClusterTrust:
+class LoadClusterAuthority:
     """Of one attempt."""
 
     def __init__(self, now: datetime) -> None:
@@ -33,7 +33,7 @@ class ClusterTrust:
         """The certificate of the authority."""
         return self._authority.certificate_pem
 
-    def issue(self, host: str, address: str) -> Issued:
+    def issue(self, host: str, address: str) -> CertificateAndKey:
         """A certificate for a host at an IP address, as server and as client: Ray shows the same one on both ends and checks the address.
 
         Raises ValueError for what is no address.
@@ -49,11 +49,11 @@ class ClusterTrust:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._now - SKEW)
-            .not_valid_after(self._now + LIFE)
+            .not_valid_after(self._now + ATTEMPT_CERTIFICATE_LIFE)
             .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
             .sign(signer_key, hashes.SHA256())
         )
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        return Issued(certificate.public_bytes(serialization.Encoding.PEM), pem)
+        return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), pem)

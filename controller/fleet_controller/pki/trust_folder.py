@@ -17,7 +17,7 @@ _LOCK_S, _POLL_S = 30.0, 0.02
 _HALF_MADE = ".half-made-"
 
 
-def write(path: Path, content: bytes, *, private: bool) -> None:
+def write_file(path: Path, content: bytes, *, private: bool) -> None:
     """Put a file in place, whole or not at all: 0600 when `private`, else 0644. Raises ConfigError."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=_HALF_MADE)
@@ -36,14 +36,14 @@ def write(path: Path, content: bytes, *, private: bool) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}", "make room on that disk, or name another folder") from error
 
 
-def make(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
+def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
     """A folder (0700) with all these files (content, private), or none. Raises Conflict when it is there already, ConfigError."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         half = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}{_HALF_MADE}"))
         try:
             for name, (content, private) in files.items():
-                write(half / name, content, private=private)
+                write_file(half / name, content, private=private)
             half.rename(folder)
         except BaseException:
             shutil.rmtree(half, ignore_errors=True)
@@ -55,7 +55,7 @@ def make(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
         raise ConfigError(f"cannot make {folder}: {error.strerror}", "name a folder that you may write to") from error
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a killed command left half made, in the folder and beside it."""
     for left in folder.parent.glob(f".{folder.name}{_HALF_MADE}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -64,7 +64,7 @@ def sweep(folder: Path) -> None:
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
+def exclusive_lock(lock: Path) -> Iterator[None]:
     """The only one that changes the folder while inside, among processes and threads. Raises Conflict after half a minute, ConfigError."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

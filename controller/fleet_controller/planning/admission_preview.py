@@ -12,7 +12,7 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
+class AdvertisedPolicy:
     """What an agent says of its rules; not `is_strict`: it refuses nothing. `python` or `image`: what a job without either gets."""
 
     is_strict: bool = False
@@ -22,19 +22,19 @@ class Permit:
     image: str = ""
 
 
-def refusal(engine: EngineSpec, permit: Permit) -> tuple[str, str]:
+def predicted_refusal(engine: EngineSpec, policy: AdvertisedPolicy) -> tuple[str, str]:
     """(what the host will not start, the key of `allow` that would let it), empty when nothing is known to be refused."""
-    if not permit.is_strict or engine.kind is not EngineKind.SGLANG:
+    if not policy.is_strict or engine.kind is not EngineKind.SGLANG:
         return "", ""
-    image = engine.container.image or ("" if engine.python or permit.python else permit.image)
+    image = engine.container.image or ("" if engine.python or policy.python else policy.image)
     if image:
         spelled = (image, image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest")
-        allowed = any(matches_pattern(text, pattern) for text in spelled for pattern in permit.images)
+        allowed = any(matches_pattern(text, pattern) for text in spelled for pattern in policy.images)
         return ("", "") if allowed else (f"image {image}", f"images: [{image}]")
-    python = engine.python or permit.python or "python3"
-    home = python.startswith("~/") or any(pattern.startswith("~/") for pattern in permit.pythons)
-    if python.startswith("/") and not home and (has_parent_reference(python) or not any(matches_pattern(python, pattern) for pattern in permit.pythons)):
+    python = engine.python or policy.python or "python3"
+    home = python.startswith("~/") or any(pattern.startswith("~/") for pattern in policy.pythons)
+    if python.startswith("/") and not home and (has_parent_reference(python) or not any(matches_pattern(python, pattern) for pattern in policy.pythons)):
         return f"Python {python}", f"python: [{python}]"
-    if not permit.pythons:
+    if not policy.pythons:
         return f"Python {python}", f"python: [{python}]"
     return "", ""

@@ -20,7 +20,7 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class EquivalentVariant:
     """A variant without an effect of its own: its server runs like that of `same_as`. `settings` are those that change nothing.
 
     `exclude` is the entry for the job's `exclude` that leaves it out and no variant that has an effect.
@@ -49,7 +49,7 @@ def configuration(job: Job, variant: Variant) -> ServerConfiguration:
     return ServerConfiguration(engine.args, engine.env, engine.model_path, job.gpus, release_of(engine), max(engine.gang.nodes, 1), most)
 
 
-def twins(job: Job, variants: Sequence[Variant]) -> tuple[Twin, ...]:
+def equivalent_variants(job: Job, variants: Sequence[Variant]) -> tuple[EquivalentVariant, ...]:
     """Each variant of an SGLang job whose server runs like another's, by what surely has no effect; the baseline is never one.
 
     Variants that are written alike are none of them: that is an A/A comparison, which may be meant.
@@ -60,15 +60,15 @@ def twins(job: Job, variants: Sequence[Variant]) -> tuple[Twin, ...]:
     for variant in variants:
         found = resolve_configuration(configuration(job, variant))
         groups.setdefault(found.identity, []).append((variant, found))
-    pairs = [pair for group in groups.values() for pair in _pairs(group)]
-    entries = _entries(pairs, variants)
-    return tuple(_twin(pair, entry) for pair, entry in zip(pairs, entries, strict=True))
+    pairs = [pair for group in groups.values() for pair in _equivalent_pairs(group)]
+    entries = _exclude_entries(pairs, variants)
+    return tuple(_equivalent_variant(pair, entry) for pair, entry in zip(pairs, entries, strict=True))
 
 
 _Pair = tuple[tuple[Variant, EffectiveConfiguration], tuple[Variant, EffectiveConfiguration]]
 
 
-def _pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -> Iterator[_Pair]:
+def _equivalent_pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -> Iterator[_Pair]:
     """Each member but the one that is kept, with the one that is kept: the baseline, else the first."""
     kept = next((member for member in group if member[0].is_baseline), group[0])
     yield from ((member, kept) for member in group if not _is_written_alike(member[0], kept[0]))
@@ -78,21 +78,21 @@ def _is_written_alike(variant: Variant, other: Variant) -> bool:
     return variant.engine.args == other.engine.args and variant.engine.env == other.engine.env
 
 
-def _twin(pair: _Pair, entry: Mapping[str, str]) -> Twin:
+def _equivalent_variant(pair: _Pair, entry: Mapping[str, str]) -> EquivalentVariant:
     (variant, found), (kept, other) = pair
-    told = dict(_in_vain(variant, found, kept, other)) | dict(_corrected(variant, found, kept))
-    why = "; ".join(f"`{subject.partition('.')[2]}`: {reason}" for subject, reason in told.items())
-    return Twin(variant, kept, entry, tuple(told), why)
+    reasons = dict(_ineffective_settings(variant, found, kept, other)) | dict(_corrected_arguments(variant, found, kept))
+    why = "; ".join(f"`{subject.partition('.')[2]}`: {reason}" for subject, reason in reasons.items())
+    return EquivalentVariant(variant, kept, entry, tuple(reasons), why)
 
 
-def _in_vain(variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration) -> Iterator[tuple[str, str]]:
+def _ineffective_settings(variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration) -> Iterator[tuple[str, str]]:
     """Settings without an effect that only one of the two has, or has otherwise."""
     for each in (*found.ineffective, *other.ineffective):
         if _value(variant, each.subject) != _value(kept, each.subject):
             yield each.subject, each.why
 
 
-def _corrected(variant: Variant, found: EffectiveConfiguration, kept: Variant) -> Iterator[tuple[str, str]]:
+def _corrected_arguments(variant: Variant, found: EffectiveConfiguration, kept: Variant) -> Iterator[tuple[str, str]]:
     """Arguments that differ as written and are the same as run."""
     for name, used in found.args.items():
         asked, other = variant.engine.args.get(name), kept.engine.args.get(name)
@@ -108,39 +108,39 @@ def _value(variant: Variant, subject: str) -> Any:
     return (variant.engine.args if kind == "args" else variant.engine.env).get(name)
 
 
-_Part = tuple[tuple[str, str], ...]
+_Levels = tuple[tuple[str, str], ...]
 
 
-def _entries(pairs: Sequence[_Pair], variants: Sequence[Variant]) -> list[Mapping[str, str]]:
+def _exclude_entries(pairs: Sequence[_Pair], variants: Sequence[Variant]) -> list[Mapping[str, str]]:
     """For each pair the fewest levels that leave out its variant and others without an effect, and no other variant."""
     gone = {variant.index for (variant, _), _ in pairs}
-    harmless: dict[_Part, bool] = {}
+    harmless: dict[_Levels, bool] = {}
 
-    def is_harmless(part: _Part) -> bool:
+    def is_harmless(part: _Levels) -> bool:
         if part not in harmless:
             wanted = dict(part).items()
             harmless[part] = all(variant.index in gone for variant in variants if wanted <= variant.levels.items())
         return harmless[part]
 
-    found = [next(part for part in _parts(variant, kept) if is_harmless(part)) for (variant, _), (kept, _) in pairs]
+    found = [next(part for part in _exclude_candidates(variant, kept) if is_harmless(part)) for (variant, _), (kept, _) in pairs]
     shortest = sorted(dict.fromkeys(found), key=len)
     return [
         dict(next(part for part in shortest if dict(part).items() <= variant.levels.items())) for (variant, _), _ in pairs
     ]  # fmt: skip
 
 
-def _parts(variant: Variant, kept: Variant) -> Iterator[_Part]:
+def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
     """The levels that differ, then those with each other level beside them, then all of the variant's."""
     own = tuple((factor, level) for factor, level in variant.levels.items() if kept.levels.get(factor) != level)
     others = [item for item in variant.levels.items() if item not in own]
     return chain([own], ((*own, other) for other in others), [tuple(variant.levels.items())])
 
 
-def exclusions(found: Iterable[Twin]) -> tuple[Mapping[str, str], ...]:
+def exclusions(equivalents: Iterable[EquivalentVariant]) -> tuple[Mapping[str, str], ...]:
     """The entries that leave out all twins, each once."""
-    return tuple(dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in found))
+    return tuple(dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in equivalents))
 
 
-def pruned(job: Job, found: Iterable[Twin]) -> Job:
+def prune_job(job: Job, equivalents: Iterable[EquivalentVariant]) -> Job:
     """The job without the variants that have no effect."""
-    return replace(job, exclude=(*job.exclude, *exclusions(found)))
+    return replace(job, exclude=(*job.exclude, *exclusions(equivalents)))

@@ -16,7 +16,7 @@ _TOKEN_S = 1 / 62.9
 _CROWDING = 0.02  # each further request in flight slows a step by so much
 
 
-def estimate(plan: Plan, job: Job) -> float:
+def estimate_seconds(plan: Plan, job: Job) -> float:
     """Wall seconds for the whole plan, hosts working side by side. A guess: within a factor of two or three at best."""
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:

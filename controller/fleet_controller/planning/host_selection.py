@@ -13,7 +13,7 @@ _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class HostCandidate:
     """A host at the moment of a submit. `in_file`: the fleet file says that it exists, so trials may wait for it."""
 
     name: str
@@ -27,22 +27,22 @@ class Candidate:
         return not self.load_only and (self.connected or (self.in_file and not only_connected))
 
 
-def choose(job: Job, candidates: Sequence[Candidate], only_connected: bool = False) -> tuple[str, ...]:
+def choose_hosts(job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False) -> tuple[str, ...]:
     """Names of the hosts that the job runs on, sorted."""
-    return job.hosts.among({host.name: host.labels for host in candidates if host.may_be_planned(only_connected)})
+    return job.hosts.matching({host.name: host.labels for host in candidates if host.may_be_planned(only_connected)})
 
 
-def choice_findings(job: Job, candidates: Sequence[Candidate], only_connected: bool = False) -> Iterator[Finding]:
+def host_choice_findings(job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False) -> Iterator[Finding]:
     """Hosts and labels that the job asks for and that do not exist, at their place in the job file."""
     known = {host.name: host for host in candidates}
     for place, name in enumerate(job.hosts.names):
-        yield from _name(job, f"hosts.names[{place}]", name, known)
-    if job.hosts.names or choose(job, candidates, only_connected):
+        yield from _name_findings(job, f"hosts.names[{place}]", name, known)
+    if job.hosts.names or choose_hosts(job, candidates, only_connected):
         return
-    yield from _labels(job, candidates, only_connected)
+    yield from _label_findings(job, candidates, only_connected)
 
 
-def _name(job: Job, key: str, name: str, known: Mapping[str, Candidate]) -> Iterator[Finding]:
+def _name_findings(job: Job, key: str, name: str, known: Mapping[str, HostCandidate]) -> Iterator[Finding]:
     host = known.get(name)
     if host is None:
         near = get_close_matches(name, list(known), n=1)
@@ -53,7 +53,7 @@ def _name(job: Job, key: str, name: str, known: Mapping[str, Candidate]) -> Iter
         yield job.finding("load_only_host", ERROR, key, message, "choose another, or take `load_only` away in the fleet file")
 
 
-def _labels(job: Job, candidates: Sequence[Candidate], only_connected: bool) -> Iterator[Finding]:
+def _label_findings(job: Job, candidates: Sequence[HostCandidate], only_connected: bool) -> Iterator[Finding]:
     """What of the labels no host has, the first that none does; else that no host has all of them."""
     hosts = [host for host in candidates if not host.load_only]
     for name, value in job.hosts.labels.items():
@@ -63,7 +63,7 @@ def _labels(job: Job, candidates: Sequence[Candidate], only_connected: bool) -> 
             hint = f"`{name}` is {_shown(values)}" if values else f"labels are: {_shown(others)}"
             yield job.finding("no_such_label", ERROR, f"hosts.labels.{name}", f"no host has the label {name}: {value}", hint)
             return
-    if only_connected and choose(job, candidates):
+    if only_connected and choose_hosts(job, candidates):
         message = "none of the hosts that match is connected now"
         yield job.finding("no_hosts", ERROR, "hosts", message, "`fleetctl hosts ls` says why; without --only-connected its trials wait")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet_controller.core.gang import hold_limit_s, member_specs
 from fleet_controller.core.job import Job, Level
-from fleet_controller.planning.witness_policy import wants_witness
+from fleet_controller.planning.witness_policy import needs_witness
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding, has_errors
 from fleet_knowledge.sglang.parallelism import count_needed_gpus
 from fleet_protos.trial_types import EngineKind, EngineSpec, LoadPlan, TrialSpec
@@ -74,7 +74,7 @@ class Plan:
         """The plan as `fleetctl plan --json` writes it (docs/user/job-file.md)."""
         return {
             "job": self.job,
-            "engine": _engine_word(self.variants),
+            "engine": _engine_name(self.variants),
             "time_scale": self.variants[0].engine.simulation.time_scale if self.variants else 1.0,
             "hosts": list(self.hosts),
             **({"load_hosts": list(self.load.hosts)} if self.load.hosts else {}),
@@ -87,7 +87,7 @@ class Plan:
         }
 
 
-def _engine_word(variants: Sequence[Variant]) -> str:
+def _engine_name(variants: Sequence[Variant]) -> str:
     return variants[0].engine.kind.name.lower() if variants else ""
 
 
@@ -285,7 +285,7 @@ def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
     if planned.members:
         return False
     first = 1 if job.hosts.every_host else plan.hosts.index(planned.host) + 1
-    return planned.block == first and wants_witness(job, planned.variant.engine)
+    return planned.block == first and needs_witness(job, planned.variant.engine)
 
 
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
@@ -306,7 +306,7 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
         engine=planned.variant.engine,
         workloads=job.workloads,
         measure=job.measure,
-        witness=wants_witness(job, planned.variant.engine) and not planned.members if is_movable else has_witness(job, plan, planned),
+        witness=needs_witness(job, planned.variant.engine) and not planned.members if is_movable else has_witness(job, plan, planned),
         shared=job.hosts.share and planned.variant.engine.gpus > 0,
         load=plan.load,
         files=job.files,
@@ -323,6 +323,6 @@ def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tup
     return (lead, *member_specs(lead, planned.members if lead.host else [""] * len(planned.members)))
 
 
-def placed_on(spec: TrialSpec, host: str, been: Container[str]) -> TrialSpec:
+def place_on_host(spec: TrialSpec, host: str, hosts_used: Container[str]) -> TrialSpec:
     """A trial of a block that goes to `host`; its witness only where no other block of the job has been."""
-    return replace(spec, host=host, witness=spec.witness and host not in been)
+    return replace(spec, host=host, witness=spec.witness and host not in hosts_used)

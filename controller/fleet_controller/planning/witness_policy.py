@@ -17,7 +17,7 @@ _ARGUMENTS = frozenset({
 _ENOUGH_GPUS = 2  # one GPU talks to nobody
 
 
-def wants_witness(job: Job, engine: EngineSpec) -> bool:
+def needs_witness(job: Job, engine: EngineSpec) -> bool:
     """`witness`: always. `timed`, `off`: never. `auto`: where NCCL is used, and the job has a say in how. `engine` is a variant's."""
     if engine.kind is EngineKind.EXTERNAL or engine.proof in ("timed", "off"):
         return False

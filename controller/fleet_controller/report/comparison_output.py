@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from fleet_controller.analysis import statistics
-from fleet_controller.analysis.compare_runs import SIMULATED, Comparison, Row
-from fleet_controller.analysis.slo_limits import Limit
+from fleet_controller.analysis.compare_runs import SIMULATED, Comparison, ComparisonRow
+from fleet_controller.analysis.slo_limits import SloLimit
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
 from fleet_controller.report.table import Table, as_csv, as_markdown
@@ -97,7 +97,7 @@ def _change_interval_text(interval: Interval | None) -> str:
     return f"{signed_percent(interval.low)} … {signed_percent(interval.high)}" if interval.low else f"≤ {signed_percent(interval.high)}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
     _, unit, factor = metric_words(row.metric)
     mean = _bound_text(row) if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
     verdict = "baseline" if row.verdict is None else str(row.verdict)
@@ -109,7 +109,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _bound_text(row: Row) -> str:
+def _bound_text(row: ComparisonRow) -> str:
     """The bound that the launches of a search give where their limits lie beyond the loads searched."""
     unit = metric_words(row.metric)[1]
     if row.limits and all(limit.met for limit in row.limits):
@@ -160,15 +160,15 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     return [*comparison.notes, *grouped_lines]
 
 
-def _place(row: Row) -> str:
+def _place(row: ComparisonRow) -> str:
     return " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
 
 
-def _reason(row: Row) -> str:
+def _reason(row: ComparisonRow) -> str:
     return f"{row.verdict or 'baseline'}: {_reason_and_needs(row)}"
 
 
-def _reason_and_needs(row: Row) -> str:
+def _reason_and_needs(row: ComparisonRow) -> str:
     needs = _needs_text(row.needs)
     message = row.needs.message if row.needs else ""
     return "; ".join(part for part in (row.reason, message, f"needs {needs}" if needs and needs not in message else "") if part)
@@ -206,7 +206,7 @@ def comparison_narrow_lines(comparison: Comparison) -> list[str]:
     return [line for title, lines in grouped.items() for line in ("", title, *lines)][1:]
 
 
-def _narrow_row(row: Row) -> list[str]:
+def _narrow_row(row: ComparisonRow) -> list[str]:
     _, _, _, launches, runs, mean, interval, change, change_interval, verdict, needs, accept = _cells(row)
     counts = f"{launches} launch{'' if launches == '1' else 'es'}, {runs} run{'' if runs == '1' else 's'}"
     span, change_span = (f" ({text})" if text else "" for text in (interval, change_interval))
@@ -230,7 +230,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: ComparisonRow) -> dict[str, Any]:
     return {
         "variant": row.variant,
         "host": row.host,
@@ -253,7 +253,7 @@ def _row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def limit_json(limit: Limit) -> dict[str, Any]:
+def limit_json(limit: SloLimit) -> dict[str, Any]:
     """What the search of one launch found; null for a load that is not known."""
     return {"trial": limit.trial_id, "met": limit.met or None, "not_met": _end(limit.not_met), "ended": limit.ended}
 

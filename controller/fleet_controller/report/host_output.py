@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fleet_controller.core.controller_api import HostStatus
-from fleet_controller.pki.expiry import Expiring, warning
+from fleet_controller.pki.expiry import ExpiringCertificate, expiry_warning
 from fleet_controller.report.table import Table
 
 JSON_VERSION = 1
@@ -41,8 +41,8 @@ def unavailable_reason(host: HostStatus) -> str:
 
 def certificate_text(host: HostStatus, now_unix_s: float) -> str:
     """What is said of a certificate that ends within 30 days; empty for another, and for a host without."""
-    ends = Expiring("agent", host.host, host.certificate_expires_unix_s)
-    return warning(ends, now_unix_s) if now_unix_s and ends.expires_unix_s and ends.is_near(now_unix_s) else ""
+    ends = ExpiringCertificate("agent", host.host, host.certificate_expires_unix_s)
+    return expiry_warning(ends, now_unix_s) if now_unix_s and ends.expires_unix_s and ends.is_near(now_unix_s) else ""
 
 
 def labels_text(labels: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_controller.analysis.slo_limits import Limit, found, is_searched, load_text
+from fleet_controller.analysis.slo_limits import SloLimit, all_limits, is_searched, load_text
 from fleet_controller.analysis.statistics import mean
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_output import limit_json
@@ -67,7 +67,7 @@ def limits_table(runs: Sequence[StoredRun]) -> Table:
             limit.trial_id, str(limit.attempt), limit.variant, limit.workload, load_text(limit.met, limit.of),
             load_text(limit.not_met, limit.of), str(limit.runs), _END_REASONS.get(limit.ended, limit.ended),
         )
-        for limit in found(runs)
+        for limit in all_limits(runs)
     )  # fmt: skip
     columns = ("trial", "attempt", "variant", "workload", "highest met", "lowest not met", "runs", "search")
     return Table(columns, rows, frozenset({"attempt", "highest met", "lowest not met", "runs"}))
@@ -115,10 +115,10 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 def searches_json(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """`searches` of the `show` contract of docs/json.md: one for each launch and search, with its runs in their order."""
-    return [_search_json(limit, runs) for limit in found(runs)]
+    return [_search_json(limit, runs) for limit in all_limits(runs)]
 
 
-def _search_json(limit: Limit, runs: Sequence[StoredRun]) -> dict[str, Any]:
+def _search_json(limit: SloLimit, runs: Sequence[StoredRun]) -> dict[str, Any]:
     key = (limit.trial_id, limit.attempt, limit.workload)
     own = [stored for stored in runs if is_searched(stored) and (stored.trial_id, stored.attempt, stored.run.workload) == key]
     own.sort(key=lambda stored: stored.run.index)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.expiry import Expiring, warning
+from fleet_controller.pki.expiry import ExpiringCertificate, expiry_warning
 from fleet_controller.report.table import Table
 from fleet_protos.errors import ConfigError
 from fleet_transport.certificate import parse_certificates
@@ -23,7 +23,7 @@ class TrustStatus:
 
     folder: Path
     now_unix_s: int
-    parties: tuple[Expiring, ...]
+    parties: tuple[ExpiringCertificate, ...]
     revoked: tuple[Revocation, ...] = ()
     waiting: tuple[str, ...] = ()
     is_being_replaced: bool = False
@@ -33,11 +33,11 @@ def read_trust_status(folder: Path, now_unix_s: int) -> TrustStatus:
     """What there is: of an authority, or of a user's own folder. Raises ConfigError."""
     if (folder / "ca.key").exists() or not (folder / "user.crt").exists():
         authority = Authority.open(folder)
-        waiting = authority.waiting() if authority.is_being_replaced else ()
+        waiting = authority.hosts_to_redeploy() if authority.is_being_replaced else ()
         return TrustStatus(folder, now_unix_s, authority.expiring(now_unix_s), authority.revoked(), waiting, authority.is_being_replaced)
-    parties = [Expiring("authority", "", known.not_after_unix_s) for known in Authority(folder).trusted()[:1]]
+    parties = [ExpiringCertificate("authority", "", known.not_after_unix_s) for known in Authority(folder).trusted_authorities()[:1]]
     try:
-        parties += [Expiring(str(own.role), own.name, own.not_after_unix_s) for own in parse_certificates((folder / "user.crt").read_bytes())]
+        parties += [ExpiringCertificate(str(own.role), own.name, own.not_after_unix_s) for own in parse_certificates((folder / "user.crt").read_bytes())]
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot use {folder / 'user.crt'}: {error}", "`fleetctl trust issue` on the controller's machine") from error
     return TrustStatus(folder, now_unix_s, tuple(parties))
@@ -51,7 +51,7 @@ def trust_table(trust: TrustStatus) -> Table:
 
 def trust_notes(trust: TrustStatus) -> list[str]:
     """What is to be done, and what was revoked."""
-    notes = [warning(party, trust.now_unix_s) for party in trust.parties if party.is_near(trust.now_unix_s)]
+    notes = [expiry_warning(party, trust.now_unix_s) for party in trust.parties if party.is_near(trust.now_unix_s)]
     if trust.is_being_replaced:
         waiting = f"; to be deployed: {', '.join(trust.waiting)}" if trust.waiting else ""
         notes.append(f"the authority is being replaced{waiting}; `fleetctl trust rotate --authority` ends it")
@@ -79,5 +79,5 @@ def trust_json(trust: TrustStatus) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _days_left(party: Expiring, now_unix_s: int) -> str:
+def _days_left(party: ExpiringCertificate, now_unix_s: int) -> str:
     return str((party.expires_unix_s - now_unix_s) // 86400)

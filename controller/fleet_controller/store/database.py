@@ -24,13 +24,13 @@ def connect(address: str, *, read_only: bool = False) -> Engine:
         path = sqlite_path(address)
         engine = _sqlite(path, read_only) if path else create_engine(address, pool_pre_ping=True)
     except (SQLAlchemyError, ImportError, OSError) as error:
-        raise unusable(address, error) from error
+        raise unusable_error(address, error) from error
     try:
         _bring_to_head(engine, address, read_only)
     except BaseException as error:
         engine.dispose()
         if isinstance(error, SQLAlchemyError):
-            raise unusable(address, error) from error
+            raise unusable_error(address, error) from error
         raise
     return engine
 
@@ -42,20 +42,20 @@ def sqlite_path(address: str) -> Path | None:
     try:
         url = make_url(address)
     except SQLAlchemyError as error:
-        raise unusable(address, error) from error
+        raise unusable_error(address, error) from error
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
-def unusable(address: str, error: Exception) -> ConfigError:
+def unusable_error(address: str, error: Exception) -> ConfigError:
     """What the user is told of a store that cannot be opened."""
     cause = getattr(error, "orig", None) or error
     hint = "is it a benchfleet store, and may you write there?"
     if isinstance(error, ImportError):
         hint = "install the driver: pip install 'benchfleet[postgres]', and write postgresql+psycopg://…"
-    return ConfigError(f"cannot open the store {public(address)}: {cause}", hint)
+    return ConfigError(f"cannot open the store {redact_password(address)}: {cause}", hint)
 
 
-def public(address: str) -> str:
+def redact_password(address: str) -> str:
     """The address without its password, for messages."""
     try:
         return make_url(address).render_as_string(hide_password=True) if "://" in address else address
@@ -69,7 +69,7 @@ def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
     if found == HEAD:
         return
     if read_only:
-        message = f"the store {public(address)} has tables of revision {found or 'none'}, this version reads {HEAD}"
+        message = f"the store {redact_password(address)} has tables of revision {found or 'none'}, this version reads {HEAD}"
         raise ConfigError(message, "run a job first: a controller brings it up to date")
     _upgrade(engine, address, found)
 
@@ -118,7 +118,7 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except CommandError as error:
-        message = f"the store {public(address)} has tables of revision {found}, unknown to this version"
+        message = f"the store {redact_password(address)} has tables of revision {found}, unknown to this version"
         raise Conflict(message, "update benchfleet") from error
     except DatabaseError as error:
-        raise ConfigError(f"the tables of {public(address)} cannot be made: {error.orig}", "use an empty database") from error
+        raise ConfigError(f"the tables of {redact_password(address)} cannot be made: {error.orig}", "use an empty database") from error

@@ -16,20 +16,20 @@ from fleet_protos.errors import Conflict
 from fleet_protos.protocol_version import PROTOCOL
 
 
-def taken_over(connection: Connection) -> ControllerEpoch:
+def begin_epoch(connection: Connection) -> ControllerEpoch:
     """The lease of one more start on this store, from here on the only one that may write."""
     row = connection.execute(select(t.controller).with_for_update()).mappings().first()
     if row is None:
-        lease = ControllerEpoch(uuid.uuid4().hex, 1, PROTOCOL)
-        connection.execute(insert(t.controller).values(row=1, controller_id=lease.controller_id, epoch=1))
-        return lease
+        new_epoch = ControllerEpoch(uuid.uuid4().hex, 1, PROTOCOL)
+        connection.execute(insert(t.controller).values(row=1, controller_id=new_epoch.controller_id, epoch=1))
+        return new_epoch
     connection.execute(update(t.controller).values(epoch=row["epoch"] + 1))
     return ControllerEpoch(row["controller_id"], row["epoch"] + 1, PROTOCOL)
 
 
-def check(connection: Connection, lease: ControllerEpoch) -> None:
+def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
     """Hold the row for the rest of the transaction, where the database can. Raises Conflict when a later start has taken over."""
     epoch = connection.execute(select(t.controller.c.epoch).with_for_update(read=True)).scalar()
-    if epoch != lease.epoch:
-        told = f"another controller has taken over the store: start {epoch} of it came after this one, which is {lease.epoch}"
-        raise Conflict(told, "end this one")
+    if epoch != ours.epoch:
+        message = f"another controller has taken over the store: start {epoch} of it came after this one, which is {ours.epoch}"
+        raise Conflict(message, "end this one")

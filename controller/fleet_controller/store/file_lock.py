@@ -12,7 +12,7 @@ from fleet_protos.errors import ConfigError, Conflict
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock file while inside; the kernel lets go of it when the process dies. Raises Conflict, with the holder's pid."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

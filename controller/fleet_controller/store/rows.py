@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from fleet_controller.core.quarantine import Failed, HostRecord
+from fleet_controller.core.quarantine import HostFailure, HostRecord
 
 
 def host_columns(record: HostRecord) -> dict[str, Any]:
@@ -18,6 +18,6 @@ def host_columns(record: HostRecord) -> dict[str, Any]:
     return {name: value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for name, value in row.items()}
 
 
-def host_of(row: RowMapping) -> HostRecord:
+def host_record_of(row: RowMapping) -> HostRecord:
     """The record of a row."""
-    return HostRecord(**{**row, "failures": tuple(Failed(**failed) for failed in json.loads(row["failures"]))})
+    return HostRecord(**{**row, "failures": tuple(HostFailure(**failed) for failed in json.loads(row["failures"]))})

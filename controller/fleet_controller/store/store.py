@@ -23,14 +23,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from fleet_controller.core.controller_api import StoredRun
-from fleet_controller.core.event_rules import may_tell
-from fleet_controller.core.gang import as_one, member_id
+from fleet_controller.core.event_rules import may_report
+from fleet_controller.core.gang import fold_gang, member_id
 from fleet_controller.core.quarantine import HostRecord
-from fleet_controller.core.trial_state import NO_SKEW, Attempt, Clock, Trial, after
+from fleet_controller.core.trial_state import NO_SKEW, Attempt, HostClock, Trial, apply_event
 from fleet_controller.store import epoch
 from fleet_controller.store import tables as t
 from fleet_controller.store.database import connect
-from fleet_controller.store.rows import host_columns, host_of
+from fleet_controller.store.rows import host_columns, host_record_of
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
 from fleet_protos.controller_epoch import ControllerEpoch
@@ -67,7 +67,7 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.lease = ControllerEpoch()  # of the controller that works with it; without one nobody is kept out
+        self.controller_epoch = ControllerEpoch()  # of the controller that works with it; without one nobody is kept out
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
@@ -80,21 +80,21 @@ class Store:
 
     def take_over(self) -> ControllerEpoch:
         """Begin to work with it: from here on no earlier controller can write to it. Raises Conflict."""
-        with _told(), self.engine.begin() as connection:
-            self.lease = epoch.taken_over(connection)
-        return self.lease
+        with _translate_errors(), self.engine.begin() as connection:
+            self.controller_epoch = epoch.begin_epoch(connection)
+        return self.controller_epoch
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """One transaction. Raises Conflict when the database cannot take it: a full disk, a server that is gone, another controller."""
-        with _told(), self.engine.begin() as connection:
-            if self.lease.names_controller:
-                epoch.check(connection, self.lease)
+        with _translate_errors(), self.engine.begin() as connection:
+            if self.controller_epoch.names_controller:
+                epoch.require_epoch(connection, self.controller_epoch)
             yield connection
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with _told(), self.engine.connect() as connection:
+        with _translate_errors(), self.engine.connect() as connection:
             yield connection
 
     # Jobs
@@ -115,8 +115,8 @@ class Store:
             for position, spec in enumerate(specs, start=1)
         ]
         with self._writing() as connection:
-            if made := _made_by(connection, request_key):
-                return made
+            if existing_id := _job_of_request(connection, request_key):
+                return existing_id
             connection.execute(insert(t.jobs).values(columns))
             connection.execute(insert(t.trials), rows)
             if request_key:
@@ -126,7 +126,7 @@ class Store:
     def job_of_request(self, request_key: str) -> str:
         """The job that a submit with this key made; empty when there is none."""
         with self._reading() as connection:
-            return _made_by(connection, request_key)
+            return _job_of_request(connection, request_key)
 
     def cancel_job(self, job_id: str) -> None:
         """Nothing of it starts any more."""
@@ -157,9 +157,9 @@ class Store:
         """The job's trials in plan order, with their attempts."""
         with self._reading() as connection:
             query = select(t.trials.c.spec).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)
-            return _with_attempts(connection, job_id, map(_spec, connection.execute(query).scalars()))
+            return _with_attempts(connection, job_id, map(_spec_from_json, connection.execute(query).scalars()))
 
-    def outlines(self, job_id: str) -> list[Trial]:
+    def trial_outlines(self, job_id: str) -> list[Trial]:
         """The same with specs that name trial, job, variant, host and block only: enough for a list, and much faster to read."""
         columns = (t.trials.c.trial_id, t.trials.c.job_id, t.trials.c.variant, t.trials.c.host, t.trials.c.block)
         with self._reading() as connection:
@@ -174,9 +174,9 @@ class Store:
             if spec is None:
                 raise NotFound(f"there is no trial {trial_id!r}", "`fleetctl show JOB` lists the trials of a job")
             query = select(t.attempts).where(t.attempts.c.trial_id == trial_id).order_by(t.attempts.c.attempt)
-            found = Trial(_spec(spec), tuple(_attempt(row) for row in connection.execute(query).mappings()))
+            found = Trial(_spec_from_json(spec), tuple(_attempt_from_row(row) for row in connection.execute(query).mappings()))
         nodes = 0 if found.spec.engine.gang.is_member else found.spec.engine.gang.nodes
-        return as_one(found, [self.find_trial(member_id(trial_id, rank)) for rank in range(1, nodes)])
+        return fold_gang(found, [self.find_trial(member_id(trial_id, rank)) for rank in range(1, nodes)])
 
     # Attempts
 
@@ -194,10 +194,10 @@ class Store:
 
     # Hosts
 
-    def hosts(self) -> list[HostRecord]:
+    def host_records(self) -> list[HostRecord]:
         """Hosts of which something was decided, by name."""
         with self._reading() as connection:
-            return [host_of(row) for row in connection.execute(select(t.hosts).order_by(t.hosts.c.name)).mappings()]
+            return [host_record_of(row) for row in connection.execute(select(t.hosts).order_by(t.hosts.c.name)).mappings()]
 
     def save_host(self, record: HostRecord) -> None:
         """What is decided of a host now, in place of what was."""
@@ -213,21 +213,21 @@ class Store:
             query = select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
             return connection.execute(query).scalar() or 0
 
-    def record(self, agent_id: str, host: str, event: ev.Event, clock: Clock = NO_SKEW) -> Attempt | None:
+    def record_event(self, agent_id: str, host: str, event: ev.Event, clock: HostClock = NO_SKEW) -> Attempt | None:
         """Store an event once, with the attempt, run and artifacts that follow from it; the attempt after it.
 
         None when it was stored before, when its trial is not of this store (then only the sequence number is noted), and when its attempt
         was never begun here (then the event alone is kept).
         """
         with self._writing() as connection:
-            if not _is_next(connection, agent_id, host, event.sequence):
+            if not _advance_sequence(connection, agent_id, host, event.sequence):
                 return None
             known = connection.execute(select(t.trials.c.host).where(t.trials.c.trial_id == event.trial_id)).scalar()
             if known is None:
                 return None
             before = _read_attempt(connection, event.trial_id, event.attempt)
             newest = connection.execute(select(func.max(t.attempts.c.attempt)).where(t.attempts.c.trial_id == event.trial_id)).scalar() or 0
-            if not may_tell(before, agent_id, host, str(known), newest):
+            if not may_report(before, agent_id, host, str(known), newest):
                 log.warning("%s tells of attempt %d of %s, which is not its own: dropped", host, event.attempt, event.trial_id)
                 return None
             connection.execute(
@@ -242,7 +242,7 @@ class Store:
             if not 1 <= event.attempt <= newest + 1:  # one more than is known may be told by a store that was put back to an earlier day
                 log.warning("%s tells of attempt %d of %s, which was never begun", host, event.attempt, event.trial_id)
                 return None
-            attempt = after(before, event, agent_id, clock, is_newest=event.attempt >= newest)
+            attempt = apply_event(before, event, agent_id, clock, is_newest=event.attempt >= newest)
             _write_attempt(connection, event.trial_id, attempt)
             _write_results(connection, agent_id, event)
             return attempt
@@ -252,7 +252,7 @@ class Store:
         with self._reading() as connection:
             query = select(t.attempts).where(t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number)
             row = connection.execute(query).mappings().first()
-            return _attempt(row) if row else None
+            return _attempt_from_row(row) if row else None
 
     def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
         """All stored events of one attempt, in order."""
@@ -285,35 +285,35 @@ class Store:
                 for row in connection.execute(query).mappings()
             ]
 
-    def wanted_artifacts(self, agent_id: str) -> list[Artifact]:
+    def missing_artifacts(self, agent_id: str) -> list[Artifact]:
         """Files of that agent that were told of and not fetched."""
         query = select(t.artifacts).where(t.artifacts.c.agent_id == agent_id, t.artifacts.c.fetched.is_(False)).order_by(t.artifacts.c.name)
         with self._reading() as connection:
             rows = connection.execute(query).mappings()
             return [Artifact(row["name"], row["sha256"], row["size_bytes"]) for row in rows]
 
-    def artifact_fetched(self, name: str) -> None:
+    def mark_artifact_fetched(self, name: str) -> None:
         """The file lies in the controller's artifact folder, its digest checked."""
         with self._writing() as connection:
             connection.execute(update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True))
 
 
-def _is_new(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
+def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
     """False, and told in the log, for a row that is there already: an agent's journal that was put back tells it under another number."""
-    here = [table.c[name] == value for name, value in key.items()]
-    if connection.execute(select(literal(1)).select_from(table).where(*here)).first() is None:
+    row_filter = [table.c[name] == value for name, value in key.items()]
+    if connection.execute(select(literal(1)).select_from(table).where(*row_filter)).first() is None:
         return True
     log.warning("%s of %s are told a second time: the first count", table.name, ", ".join(map(str, key.values())))
     return False
 
 
-def _made_by(connection: Connection, request_key: str) -> str:
+def _job_of_request(connection: Connection, request_key: str) -> str:
     query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
     return str(connection.execute(query).scalar() or "") if request_key else ""
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except DataError as error:  # of PostgreSQL: a NUL, or a text that is too long for its column
@@ -324,11 +324,11 @@ def _told() -> Iterator[None]:
         raise StoreUnusable(f"the store cannot be used: {error.orig}", "no event is lost: agents keep what is not stored") from error
 
 
-def _spec(text: str) -> TrialSpec:
+def _spec_from_json(text: str) -> TrialSpec:
     return from_json(TrialSpec, text, trial_pb2.TrialSpec())
 
 
-def _attempt(row: RowMapping) -> Attempt:
+def _attempt_from_row(row: RowMapping) -> Attempt:
     values: dict[str, Any] = {name: value for name, value in row.items() if name not in ("trial_id", "attempt")}
     enums = {"phase": Phase(row["phase"]), "outcome": Outcome(row["outcome"]), "kind": ErrorKind(row["kind"])}
     return Attempt(row["attempt"], **(values | enums))
@@ -344,24 +344,24 @@ def _with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpe
     found = {spec.trial_id: Trial(spec) for spec in specs}
     query = select(t.attempts).join(t.trials, t.trials.c.trial_id == t.attempts.c.trial_id).where(t.trials.c.job_id == job_id)
     for row in connection.execute(query.order_by(t.attempts.c.attempt)).mappings():
-        found[row["trial_id"]] = found[row["trial_id"]].changed(_attempt(row))
+        found[row["trial_id"]] = found[row["trial_id"]].with_attempt(_attempt_from_row(row))
     return list(found.values())
 
 
 def _read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
     query = select(t.attempts).where(t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number)
     row = connection.execute(query).mappings().first()
-    return _attempt(row) if row else Attempt(number)
+    return _attempt_from_row(row) if row else Attempt(number)
 
 
 def _write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> None:
-    here = (t.attempts.c.trial_id == trial_id) & (t.attempts.c.attempt == attempt.number)
+    row_filter = (t.attempts.c.trial_id == trial_id) & (t.attempts.c.attempt == attempt.number)
     columns = _attempt_columns(attempt)
-    if not connection.execute(update(t.attempts).where(here).values(columns)).rowcount:
+    if not connection.execute(update(t.attempts).where(row_filter).values(columns)).rowcount:
         connection.execute(insert(t.attempts).values(trial_id=trial_id, attempt=attempt.number, **columns))
 
 
-def _is_next(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
+def _advance_sequence(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
     """Note the sequence number; False when that event, or a later one, was stored before."""
     last = connection.execute(select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)).scalar()
     if last is None:
@@ -378,14 +378,14 @@ def _write_results(connection: Connection, agent_id: str, event: ev.Event) -> No
     if isinstance(event.body, ev.RunFinished):
         run = event.body.run
         key = {"trial_id": event.trial_id, "attempt": event.attempt, "workload": run.workload, "run_index": run.index}
-        if not _is_new(connection, t.runs, key):
+        if not _is_first_copy(connection, t.runs, key):
             return
         connection.execute(insert(t.runs).values(**key, run=to_json(run, trial_pb2.RunResult())))
         artifacts = [run.artifact] if run.artifact.name else []
     if isinstance(event.body, ev.EvidenceCollected):
         artifacts = event.body.artifacts
     for artifact in artifacts:
-        if not _is_new(connection, t.artifacts, {"name": artifact.name}):
+        if not _is_first_copy(connection, t.artifacts, {"name": artifact.name}):
             continue
         connection.execute(
             insert(t.artifacts).values(

@@ -10,36 +10,36 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fleet_controller.store.database import public, sqlite_path, unusable
-from fleet_controller.store.file_lock import held
+from fleet_controller.store.database import redact_password, sqlite_path, unusable_error
+from fleet_controller.store.file_lock import hold_lock
 from fleet_protos.errors import Conflict
 
 _KEY = 0x62656E6368666C74  # "benchflt": advisory locks of PostgreSQL are numbers, one set a database
 
 
 @contextmanager
-def claimed(address: str) -> Iterator[None]:
+def hold_writer_lock(address: str) -> Iterator[None]:
     """Hold the store at `address` while inside; it is let go of when the process dies. Raises Conflict when another one has it.
 
     SQLite: a lock file beside it. PostgreSQL: an advisory lock of a connection that stays open. Others are not guarded.
     """
     path = sqlite_path(address)
     if path is not None:
-        with held(Path(f"{path}.lock")):
+        with hold_lock(Path(f"{path}.lock")):
             yield
         return
-    with _connection_claimed(address):
+    with _hold_advisory_lock(address):
         yield
 
 
 @contextmanager
-def _connection_claimed(address: str) -> Iterator[None]:
+def _hold_advisory_lock(address: str) -> Iterator[None]:
     try:
         engine = create_engine(address, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         connection = engine.connect()
     except (SQLAlchemyError, ImportError) as error:
-        raise unusable(address, error) from error
+        raise unusable_error(address, error) from error
     with connection:
         if engine.dialect.name == "postgresql" and not connection.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _KEY}):
-            raise Conflict(f"another controller works with {public(address)}", "end it first, or give this one a database of its own")
+            raise Conflict(f"another controller works with {redact_password(address)}", "end it first, or give this one a database of its own")
         yield

@@ -44,10 +44,10 @@ async def _cancel(arguments: argparse.Namespace, console: Console) -> tuple[str,
 
 def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
     """In the store first, so that no controller starts any more of it."""
-    from fleet_controller.store.file_lock import held
+    from fleet_controller.store.file_lock import hold_lock
     from fleet_controller.store.store import Store
 
-    with held(state_folder.lock):
+    with hold_lock(state_folder.lock):
         store = Store.open(str(state_folder.store))
         try:
             store.cancel_job(job.job_id)
@@ -79,10 +79,10 @@ async def _stop_running_trials(state_folder: StateFolder, job: JobSummary, argum
 
 
 async def _stop_trials_on_hosts(state_folder: StateFolder, job: JobSummary, fleet: Inventory, arguments: argparse.Namespace) -> None:
-    from fleet_controller.app.bootstrap import working
-    from fleet_controller.hosts.target_access import following
-    from fleet_controller.pki.trust_path import trust_folder
+    from fleet_controller.app.bootstrap import start_controller
+    from fleet_controller.hosts.target_access import fleet_targets
+    from fleet_controller.pki.trust_path import trust_folder_path
 
-    async with working(state_folder.controller, following((), fleet, trust_folder(arguments.trust, state_folder.path))) as at_work:
+    async with start_controller(state_folder.controller, fleet_targets((), fleet, trust_folder_path(arguments.trust, state_folder.path))) as at_work:
         async for _ in at_work.fleet.watch(job.job_id):
             pass

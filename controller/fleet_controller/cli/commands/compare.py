@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fleet_controller.analysis.compare_runs import Comparison, compare
-from fleet_controller.analysis.csv_runs import read_own_numbers
+from fleet_controller.analysis.csv_runs import parse_csv_runs
 from fleet_controller.analysis.verdict import Question, Verdict
 from fleet_controller.cli.input_files import read_text
 from fleet_controller.cli.terminal.console import Console
@@ -40,7 +40,7 @@ def print_comparison(comparison: Comparison, as_json: bool, console: Console) ->
 
 def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
     """Anybody's own numbers, the first variant of the file as baseline unless one is named. Raises JobRejected with all bad rows."""
-    numbers = read_own_numbers(read_text(file))
+    numbers = parse_csv_runs(read_text(file))
     if numbers.findings:
         raise JobRejected(
             Finding(bad.code, ERROR, file, bad.line, bad.column, bad.key, bad.message, bad.hint) for bad in numbers.findings

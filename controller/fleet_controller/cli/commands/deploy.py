@@ -21,7 +21,7 @@ from fleet_controller.deploy.host_commands import command_json
 from fleet_controller.deploy.undeploy_host import undeploy_host
 from fleet_controller.deploy.wheel_bundle import Bundler, user_cache
 from fleet_controller.pki.authority import Authority
-from fleet_controller.pki.trust_path import trust_folder
+from fleet_controller.pki.trust_path import trust_folder_path
 from fleet_protos.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if at_once < 1:
         raise ConfigError(f"--at-once {at_once}: at least one host at a time", "leave it out for the fleet file's")
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors come as exceptions, which are told in words
-    authority = Authority.open(trust_folder(arguments.trust, resolve_state_folder(arguments.state).path))
+    authority = Authority.open(trust_folder_path(arguments.trust, resolve_state_folder(arguments.state).path))
     with host_progress_display([host.name for host in hosts], quiet=arguments.json) as progress:
         context = DeployContext(
             authority, _bundler(arguments), progress.update, deploy_threads(len(hosts), at_once), force=arguments.force, dry_run=arguments.dry_run

@@ -14,12 +14,20 @@ from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
 from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
-from fleet_controller.planning.cost import Cost, cost
-from fleet_controller.planning.equivalence import Twin, twins
-from fleet_controller.planning.estimate import estimate, gpu_hours
-from fleet_controller.planning.host_selection import Candidate, choice_findings, choose
+from fleet_controller.planning.cost import PlanCost, estimate_cost
+from fleet_controller.planning.equivalence import EquivalentVariant, equivalent_variants
+from fleet_controller.planning.estimate import estimate_seconds, gpu_hours
+from fleet_controller.planning.host_selection import (
+    HostCandidate,
+    choose_hosts,
+    host_choice_findings,
+)
 from fleet_controller.planning.job_plan import Plan, Variant, gangs_of, make_plan
-from fleet_controller.planning.load_host_assignment import lenders, lending_findings, load_plan
+from fleet_controller.planning.load_host_assignment import (
+    load_host_findings,
+    load_hosts_of,
+    load_plan,
+)
 from fleet_controller.report.comparison_output import duration_text
 from fleet_controller.report.table import Table
 from fleet_controller.report.terminal_layout import table_text
@@ -33,15 +41,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     loaded, left_out = load_and_prune(arguments, console)
     fleet = _find_fleet(arguments, console)
     plan = plan_for_fleet(loaded.job, fleet) if fleet else _plan_without_fleet(loaded.job)
-    seconds, hours = estimate(plan, loaded.job), gpu_hours(plan, loaded.job)
-    price = cost(plan, loaded.job, fleet) if fleet else None
+    seconds, hours = estimate_seconds(plan, loaded.job), gpu_hours(plan, loaded.job)
+    price = estimate_cost(plan, loaded.job, fleet) if fleet else None
     if arguments.json:
-        equivalent_variants = {"prunable": [twin.to_json() for twin in twins(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
+        variants_json = {"prunable": [twin.to_json() for twin in equivalent_variants(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
         cost_json = {"cost": price.amount if price else None, "currency": price.currency if price else None}
-        console.print_json({"version": 1, **plan.to_json(), **equivalent_variants, "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **cost_json}})
+        console.print_json({"version": 1, **plan.to_json(), **variants_json, "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **cost_json}})
     else:
         _print_plan(plan, loaded.job, console)
-        console.print_lines(_prunable_lines(twins(loaded.job, plan.variants)))
+        console.print_lines(_prunable_lines(equivalent_variants(loaded.job, plan.variants)))
         paid_text = f", {cost_text(price)}" if price else ""
         estimate_line = f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text} (a guess, within a factor of two or three)"
         console.print_lines([estimate_line])
@@ -66,14 +74,14 @@ def _plan_without_fleet(job: Job) -> Plan:
 
 def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
     """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of its own word that none matches."""
-    known = [Candidate(host.name, host.labels, in_file=True, load_only=host.load_only) for host in fleet.hosts]
-    hosts = choose(job, known)
-    plan = make_plan(job, hosts, load_plan(job, lenders(job, known, hosts)))
-    found = (*choice_findings(job, known), *lending_findings(job, known, hosts))
+    known = [HostCandidate(host.name, host.labels, in_file=True, load_only=host.load_only) for host in fleet.hosts]
+    hosts = choose_hosts(job, known)
+    plan = make_plan(job, hosts, load_plan(job, load_hosts_of(job, known, hosts)))
+    found = (*host_choice_findings(job, known), *load_host_findings(job, known, hosts))
     return replace(plan, trials=(), findings=(*found, *(own for own in plan.findings if own.code != "no_hosts"))) if found else plan
 
 
-def cost_text(price: Cost) -> str:
+def cost_text(price: PlanCost) -> str:
     """`about 98 USD`, and of how many hosts that leaves out the cost."""
     untold = price.untold[0] if len(price.untold) == 1 else f"{len(price.untold)} hosts"
     left_out = f" without {untold}, whose cost is not told" if price.untold else ""
@@ -119,7 +127,7 @@ def _load_source_text(plan: Plan, job: Job) -> str:
     return f" · load from {', '.join(plan.load.hosts) or labels or 'load-only hosts'}"
 
 
-def _prunable_lines(found: Sequence[Twin]) -> list[str]:
+def _prunable_lines(found: Sequence[EquivalentVariant]) -> list[str]:
     """Variants that --prune would leave out, and why."""
     lines = [f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}" for twin in found]
     return ["", *lines, "--prune leaves them out"] if lines else []

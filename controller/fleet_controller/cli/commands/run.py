@@ -124,9 +124,9 @@ async def _cancel_on_interrupt(controller: Controller, job_id: str, interrupts: 
 
 def _exit_at_once(agent: LocalAgent, display: ProgressDisplay) -> None:
     """The second Ctrl-C: ask the agent to end, say what is left, and go without waiting for anything."""
-    agent.hang_up()
+    agent.request_stop()
     display.close()
-    display.print_line(f"leaving at once: the local agent (pid {agent.pid}) is still stopping its servers; its log is {agent.place.log}")
+    display.print_line(f"leaving at once: the local agent (pid {agent.pid}) is still stopping its servers; its log is {agent.config.log}")
     os._exit(ExitCode.FAILED)
 
 
@@ -139,7 +139,7 @@ async def _up(arguments: argparse.Namespace, console: Console) -> int:
             async with run_local_controller(agent, this_machine, display.print_line) as at_work:
                 await _wait_for_local_agent(at_work.fleet)
                 console.print_stderr(
-                    f"controller at {at_work.address}, local agent (pid {agent.pid}) as host {agent.place.host_name}",
+                    f"controller at {at_work.address}, local agent (pid {agent.pid}) as host {agent.config.host_name}",
                     "fleetctl submit FILE --watch hands it a job; Ctrl-C ends both",
                 )
                 await interrupts.stop_requested.wait()

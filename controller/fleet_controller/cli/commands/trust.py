@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fleet_controller.cli.state_folder import resolve_state_folder
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.pki.trust_path import trust_folder
+from fleet_controller.pki.trust_path import trust_folder_path
 from fleet_protos.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def ensure_authority(arguments: argparse.Namespace, *, replace: bool = False) -> str:
     """Make the authority unless there is one; what was done, in one line."""
-    from fleet_controller.pki.initialize import establish
+    from fleet_controller.pki.initialize import init_trust_folder
 
     folder = _trust_path(arguments)
-    if establish(folder, user_name(), replace=replace):
+    if init_trust_folder(folder, user_name(), replace=replace):
         return f"made the fleet's authority in {folder}: keep a backup of it, and let nobody read it"
     return f"kept the fleet's authority in {folder}"
 
@@ -86,7 +86,7 @@ def _issue(arguments: argparse.Namespace, console: Console) -> None:
     content = {
         "user.key": (issued.key_pem, True), "user.crt": (issued.certificate_pem, False), "ca.crt": (authority.authorities_pem(), False),
     }  # fmt: skip
-    files.make(folder.absolute(), content)
+    files.create_folder(folder.absolute(), content)
     console.print_lines(f"wrote {folder / file}" for file in content)
     console.print_stderr(
         f"copy {folder} to the machine of {name} by a way that nobody else can read, and remove it here",
@@ -100,7 +100,7 @@ def _rotate(arguments: argparse.Namespace, console: Console) -> None:
         _rotate_authority(authority, console)
     elif arguments.names:
         for host in arguments.names:
-            authority.ask_renewal(host)
+            authority.request_renewal(host)
         console.print_stderr(f"next: fleetctl deploy {' '.join(arguments.names)} brings new certificates; a running agent takes its own at once")
     else:
         authority.renew_controller()
@@ -109,7 +109,7 @@ def _rotate(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _rotate_authority(authority: Authority, console: Console) -> None:
-    if authority.is_being_replaced and not authority.waiting():
+    if authority.is_being_replaced and not authority.hosts_to_redeploy():
         authority.finish_replacing(user_name())
         console.print_stderr(
             "the authority before is dropped; controller and you have certificates of the new one",
@@ -119,7 +119,7 @@ def _rotate_authority(authority: Authority, console: Console) -> None:
     if authority.is_being_replaced:
         authority.finish_replacing(user_name())  # tells which hosts wait
     authority.begin_replacing()
-    waiting = authority.waiting()
+    waiting = authority.hosts_to_redeploy()
     todo = f"fleetctl deploy ({len(waiting)} hosts wait for it), then " if waiting else ""
     console.print_stderr("a new authority issues from now on; both are trusted", f"next: {todo}fleetctl trust rotate --authority again")
 
@@ -157,7 +157,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _trust_path(arguments: argparse.Namespace) -> Path:
-    return trust_folder(getattr(arguments, "trust", ""), resolve_state_folder(arguments.state).path)
+    return trust_folder_path(getattr(arguments, "trust", ""), resolve_state_folder(arguments.state).path)
 
 
 def _open_authority(arguments: argparse.Namespace) -> Authority:

@@ -78,13 +78,13 @@ def _price_lines(job: Job, arguments: argparse.Namespace) -> list[str]:
     """What it costs by the fleet file that is here, which the controller's may differ from."""
     from fleet_controller.cli.commands.plan import cost_text, plan_for_fleet
     from fleet_controller.cli.fleet_file_option import read_fleet
-    from fleet_controller.planning.cost import cost
+    from fleet_controller.planning.cost import estimate_cost
 
     path = find_fleet_file(arguments.fleet)
     if path is None:
         return []
     fleet = read_fleet(path)
-    price = cost(plan_for_fleet(job, fleet), job, fleet)
+    price = estimate_cost(plan_for_fleet(job, fleet), job, fleet)
     return [f"estimated cost by {path}: {cost_text(price)}"] if price else []
 
 
