@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
+from tests.fakes.load_workers import is_idle, is_sending, kill_while
 from tests.lab.fleet import LabAgent, LabFleet, servers_of
 from tests.lab.hosts import HostProcess, LabHost
 from tests.lab.network import CONTROLLER
@@ -68,7 +70,16 @@ def sites(fleet: LabFleet) -> list[Site]:
     return [Site(fleet, agent, wires, door) for agent in fleet.agents.values()]
 
 
-Act = Callable[[Site], int]  # returns the wall time, in nanoseconds, at which it had its effect
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """What a fault has struck, one word for each, and the wall time of it in nanoseconds. Empty: there was nothing to strike."""
+
+    at_ns: int
+    what: tuple[str, ...]
+
+
+Act = Callable[[Site], Struck]
+SENDING, IDLE, LOAD_PROCESS = "sending worker", "idle worker", "load process"  # what `kill -9 load task` may strike
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +93,31 @@ class Fault:
     outlasts: Literal["", "attempt", "job"] = ""
 
 
-def kill(processes: Iterable[HostProcess], number: int = signal.SIGKILL) -> int:
-    """Signal exactly these, and when that was; one that has just ended needs none."""
-    at_ns = time.time_ns()
+def kill(processes: Iterable[HostProcess], number: int = signal.SIGKILL) -> list[HostProcess]:
+    """Signal exactly these; return those that were still there."""
+    found = []
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.outer_pid, number)
-    return at_ns
+            found.append(process)
+    return found
 
 
-def load_task(host: LabHost) -> list[HostProcess]:
-    """The process that sends requests now, else the idle ones that would send the next, else the load process that has none yet."""
-    found = {"ray::run_shard": [], "ray::IDLE": [], "fleet_agent.load.driver": []}  # type: dict[str, list[HostProcess]]
-    for process in host.processes():
-        for word, kept in found.items():
-            if word in process.argv or process.argv[:1] == (word,):
-                kept.append(process)
-    return next((kept for kept in found.values() if kept), [])
+def server_ports(host: LabHost) -> set[int]:
+    """Return the ports of the servers that run on a host."""
+    words = [process.argv for process in servers_of(host)]
+    return {int(argv[argv.index("--port") + 1]) for argv in words if "--port" in argv}
+
+
+def sending_workers(host: LabHost) -> list[HostProcess]:
+    """Return the load workers that carry out a share of the load and are connected to a server of their host."""
+    ports = server_ports(host)
+    return [process for process in host.processes() if is_sending(process.outer_pid, ports)]
+
+
+def idle_workers(host: LabHost) -> list[HostProcess]:
+    """Return the load workers that carry out nothing."""
+    return [process for process in host.processes() if is_idle(process.outer_pid)]
 
 
 def load_process(host: LabHost) -> list[HostProcess]:
@@ -106,23 +125,46 @@ def load_process(host: LabHost) -> list[HostProcess]:
     return [process for process in host.processes() if "fleet_agent.load.driver" in process.argv]
 
 
-def _after(act: Callable[[Site], object]) -> Act:
-    """An act that has its effect when it returns."""
+def _always(_: Site) -> bool:
+    return True
 
-    def acted(site: Site) -> int:
+
+def _after(what: str, act: Callable[[Site], object], is_there: Callable[[Site], bool] = _always) -> Act:
+    """Return an act that has its effect when it returns, and strikes nothing where what it is for is not there."""
+
+    def acted(site: Site) -> Struck:
+        there = is_there(site)
         act(site)
-        return time.time_ns()
+        return Struck(time.time_ns(), (what,) if there else ())
 
     return acted
 
 
 def _wired(act: Callable[[Site], object]) -> Act:
-    def acted(site: Site) -> int:
+    def acted(site: Site) -> None:
         with site.wires:
             act(site)
-        return time.time_ns()
+
+    return _after("wire", acted)
+
+
+def _signalled(what: str, find: Callable[[LabHost], list[HostProcess]], number: int = signal.SIGKILL) -> Act:
+    def acted(site: Site) -> Struck:
+        found, at_ns = find(site.host), time.time_ns()
+        return Struck(at_ns, tuple(what for _ in kill(found, number)))
 
     return acted
+
+
+def _kill_load_task(site: Site) -> Struck:
+    """Kill the workers that send requests now; if none does, the idle ones that would send the next; else the process that has Ray."""
+    for what, find, holds in (
+        (SENDING, sending_workers, partial(is_sending, ports=server_ports(site.host))),
+        (IDLE, idle_workers, is_idle),
+    ):
+        if killed := [at_ns for process in find(site.host) if (at_ns := kill_while(process.outer_pid, holds))]:
+            return Struck(killed[0], tuple(what for _ in killed))
+    return _signalled(LOAD_PROCESS, load_process)(site)
 
 
 def _heal(site: Site) -> None:
@@ -130,10 +172,10 @@ def _heal(site: Site) -> None:
         site.host.heal()
 
 
-def _kill_controller(site: Site) -> int:
+def _kill_controller(site: Site) -> Struck:
+    controller = site.fleet.controller
     with site.door:
-        site.fleet.controller.kill()
-        return time.time_ns()
+        return _after("controller", lambda _: controller.kill(), lambda _: controller.alive)(site)
 
 
 def _start_controller(site: Site) -> None:
@@ -164,25 +206,29 @@ def _set_clock(site: Site, seconds: float) -> None:
     site.revive()
 
 
-KILL_AGENT = Fault("kill -9 agent", _after(lambda site: site.agent.kill()))
+def _has_agent(site: Site) -> bool:
+    return site.agent.alive
+
+
+KILL_AGENT = Fault("kill -9 agent", _after("agent", lambda site: site.agent.kill(), _has_agent))
 KILL_CONTROLLER = Fault("kill -9 controller", _kill_controller, _start_controller)
-KILL_SERVER = Fault("kill -9 server", lambda site: kill(servers_of(site.host)))
-KILL_LOAD_TASK = Fault("kill -9 load task", lambda site: kill(load_task(site.host)))
-POWER_OFF = Fault("power-off", _after(lambda site: site.host.power_off()), _boot)
+KILL_SERVER = Fault("kill -9 server", _signalled("server", servers_of))
+KILL_LOAD_TASK = Fault("kill -9 load task", _kill_load_task)
+POWER_OFF = Fault("power-off", _after("power", lambda site: site.host.power_off(), lambda site: site.host.up), _boot)
 CUT_5 = Fault("cut 5 s", _wired(lambda site: site.host.cut()), _heal, 5.0)
 CUT_60 = Fault("cut 60 s", _wired(lambda site: site.host.cut()), _heal, 60.0)
 LOSS = Fault("20 % loss", _wired(lambda site: site.host.lose(0.2)), _heal, outlasts="job")
-DISK_FULL = Fault("disk full", _after(lambda site: site.host.fill_disk()), _free, outlasts="attempt")
+DISK_FULL = Fault("disk full", _after("disk", lambda site: site.host.fill_disk()), _free, outlasts="attempt")
 
 MATRIX = (KILL_AGENT, KILL_CONTROLLER, KILL_SERVER, KILL_LOAD_TASK, POWER_OFF, CUT_5, CUT_60, LOSS, DISK_FULL)
 
-STOP_AGENT = Fault("SIGTERM agent", _after(lambda site: site.agent.stop()))
-KILL_LOAD = Fault("kill -9 load process", lambda site: kill(load_process(site.host)))
-HANG_SERVER = Fault("server hangs", lambda site: kill(servers_of(site.host), signal.SIGSTOP), _go_on)
+STOP_AGENT = Fault("SIGTERM agent", _after("agent", lambda site: site.agent.stop(), _has_agent))
+KILL_LOAD = Fault("kill -9 load process", _signalled(LOAD_PROCESS, load_process))
+HANG_SERVER = Fault("server hangs", _signalled("server", servers_of, signal.SIGSTOP), _go_on)
 SILENT_HOST = Fault("host not heard", _wired(lambda site: site.fleet.lab.silence(site.host, CONTROLLER)), _heal)
 DEAF_HOST = Fault("host hears nothing", _wired(lambda site: site.fleet.lab.silence(CONTROLLER, site.host)), _heal)
 SLOW = Fault("slow wire", _wired(lambda site: site.host.slow("256kbit")), _heal)
-AHEAD = Fault("clock 1 h ahead", _after(lambda site: _set_clock(site, SKEW_S)))
-BEHIND = Fault("clock 1 h behind", _after(lambda site: _set_clock(site, -SKEW_S)))
+AHEAD = Fault("clock 1 h ahead", _after("clock", lambda site: _set_clock(site, SKEW_S)))
+BEHIND = Fault("clock 1 h behind", _after("clock", lambda site: _set_clock(site, -SKEW_S)))
 
 ALL = (*MATRIX, STOP_AGENT, KILL_LOAD, HANG_SERVER, SILENT_HOST, DEAF_HOST, SLOW, AHEAD, BEHIND)

@@ -15,8 +15,9 @@ import pytest
 from fleet_protos.events import Event, ServerLaunched
 from fleet_protos.trial_types import Outcome, Phase
 from tests.lab import faults
-from tests.lab.faults import MATRIX, Fault, Site, sites
+from tests.lab.faults import MATRIX, Fault, Site, Struck, sites
 from tests.lab.fleet import LOG_END, STATE, LabFleet
+from tests.lab.hosts import wait_until
 from tests.lab.lab import Lab
 from tests.lab.programs import LabTrouble
 from tests.lab.report import chosen, show, table
@@ -36,8 +37,9 @@ from tests.lab.trials import (
 HOSTS = 7
 STARTS_LOAD = 2  # weight of a cell
 PHASES = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
-TRIES = 8  # a fault that came too late for its phase is tried again; a phase is never waited for by time
+TRIES = 8  # a fault that came too late for its phase or missed what it is for is tried again; a phase is never waited for by time
 ATTEMPT_S = 150.0
+WORKER_S = 30.0
 LOG_BYTES = 24 << 20  # what the server's log is made longer by, and how many secrets are then masked in it: collecting it takes a second
 SECRETS = 128
 JOB = """\
@@ -72,6 +74,10 @@ RETRIED: Mapping[Fault, Mapping[Phase, str]] = {
     faults.KILL_SERVER: dict.fromkeys(PHASES[:3], "killed"),
     faults.KILL_LOAD_TASK: dict.fromkeys(PHASES[1:3], "load_failed"),
 }
+# What `kill -9 load task` strikes. Where requests are sent: a worker that sends them, whose loss costs the attempt. In the other phases no
+# worker is in use: it strikes the idle ones that the load process keeps, and their loss costs nothing.
+LOAD_TASK: Mapping[Phase, str] = {**dict.fromkeys(PHASES, faults.IDLE), **dict.fromkeys(PHASES[1:3], faults.SENDING)}
+WORKERS = {faults.SENDING: faults.sending_workers, faults.IDLE: faults.idle_workers}
 # Where it may cost one or none: what was to be written may just have been, and what died may just have been no longer needed.
 MAY_BE: Mapping[Fault, frozenset[str]] = {
     faults.DISK_FULL: frozenset({"disk_full", "load_failed", "journal_failed"}),
@@ -81,11 +87,12 @@ MAY_BE: Mapping[Fault, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A fault in a phase, and what came of it on `host`; `ends` tells each attempt."""
+    """A fault in a phase, and what came of it on `host`; `struck` is what the fault hit, `ends` how each attempt ended."""
 
     fault: Fault
     phase: Phase
     host: str = ""
+    struck: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     took_s: float = 0.0
     late: int = 0
@@ -99,9 +106,10 @@ class Cell:
 
     @property
     def short(self) -> str:
-        """Its place in the table: attempts, seconds and how often the fault came too late, or that it failed."""
+        """Its place in the table: attempts, seconds and how often the fault missed, or that it failed."""
         late = f" ({self.late} late)" if self.late else ""
-        return f"{'FAILED' if self.trouble else 'ok'} {len(self.ends)}× {self.took_s:.0f} s{late}"
+        struck = f" {self.struck[0]}" if self.struck and self.fault is faults.KILL_LOAD_TASK else ""
+        return f"{'FAILED' if self.trouble else 'ok'} {len(self.ends)}× {self.took_s:.0f} s{struck}{late}"
 
 
 CELLS = [Cell(fault, phase) for fault in MATRIX for phase in PHASES]
@@ -198,7 +206,7 @@ def told(found: Mapping[str, Cell], took_s: float) -> str:
     good = sum(not cell.trouble for cell in found.values())
     late = sum(cell.late for cell in found.values())
     attempts = sum(len(cell.ends) for cell in found.values())
-    sums = f"{good} of {len(found)} cells hold, {attempts} attempts, {late} faults came too late and were repeated, {took_s:.0f} s"
+    sums = f"{good} of {len(found)} cells hold, {attempts} attempts, {late} faults were late or missed and were repeated, {took_s:.0f} s"
     failed = [f"{cell.name} on {cell.host}: {'; '.join(cell.trouble)}" for cell in found.values() if cell.trouble]
     return "\n".join([table(["fault", *(phase.name.lower() for phase in PHASES)], rows), sums, *failed])
 
@@ -210,7 +218,7 @@ def play(cell: Cell, site: Site) -> Cell:
             done = replace(_play(cell, site), late=late)
             break
         except Late as error:
-            done = replace(cell, host=site.host.name, late=late + 1, trouble=(f"it always came too late: {error}",))
+            done = replace(cell, host=site.host.name, late=late + 1, trouble=(f"it always came too late or missed: {error}",))
         except (LabTrouble, grpc.RpcError, AssertionError, ValueError):  # such a cell has failed, and the others are played
             done = replace(cell, host=site.host.name, late=late, trouble=(traceback.format_exc(),))
             break
@@ -225,30 +233,53 @@ def _play(cell: Cell, site: Site) -> Cell:
     yaml = JOB.format(host=site.host.name, **{**PLAIN, **LONG[cell.phase]})
     job_id = submit(fleet, yaml, f"{cell.name} {time.monotonic_ns()}")
     try:
-        at_ns = strike(cell, site, journal, job_id)
+        struck = strike(cell, site, journal, job_id)
     except Late:
         wait_over(fleet, job_id)
         raise
     hold(cell.fault, journal, job_id)
     cell.fault.mend(site)
     detail = wait_over(fleet, job_id)
-    if (was := phase_at([event for event in journal.of(job_id) if event.attempt == 1], at_ns)) is not cell.phase:
+    if (was := phase_at([event for event in journal.of(job_id) if event.attempt == 1], struck.at_ns)) is not cell.phase:
         raise Late(f"it struck in {was.name}")
+    if not is_hit(cell, struck):
+        raise Late(f"it struck {', '.join(struck.what) or 'nothing'}")
     [trial] = detail.trials
     told = attempts(fleet, trial)
     trouble = [*trouble_with_ends(cell, ends(told)), *trouble_with(site, journal, job_id)]
     if trouble or trial.outcome is not Outcome.OK:
         trouble += [f"the job ended {detail.job.state}", *(f"attempt {attempt.attempt}: {attempt.message}" for attempt in told)]
-    return replace(cell, host=site.host.name, ends=ends(told), took_s=time.monotonic() - began_s, trouble=tuple(trouble))
+    done = replace(cell, host=site.host.name, struck=struck.what, ends=ends(told), trouble=tuple(trouble))
+    return replace(done, took_s=time.monotonic() - began_s)
 
 
-def strike(cell: Cell, site: Site, journal: HostJournal, job_id: str) -> int:
-    """Wait until the trial is where the fault is to find it, and let it strike; wall time of its effect. Raises Late."""
+def strike(cell: Cell, site: Site, journal: HostJournal, job_id: str) -> Struck:
+    """Wait until the trial is where the fault is to find it, and let it strike. Raises Late."""
     if cell.phase is Phase.COLLECTING:
         event = journal.await_event(job_id, lambda event: event.phase is Phase.WARMING)
         _fill_log(site, event)
     journal.await_event(job_id, lambda event: event.phase is cell.phase and (event.phase is not Phase.LAUNCHING or _is_launched(event)))
+    if cell.fault is faults.KILL_LOAD_TASK:
+        await_load_task(cell.phase, site, journal, job_id)
     return cell.fault.strike(site)
+
+
+def await_load_task(phase: Phase, site: Site, journal: HostJournal, job_id: str) -> None:
+    """Return when there is a worker of the kind that is to be struck. Raises Late if the phase ends before, LabTrouble if none comes."""
+    wanted = LOAD_TASK[phase]
+
+    def is_there() -> bool:
+        if (now := journal.of(job_id)[-1].phase) is not phase:
+            raise Late(f"there was no {wanted} until {now.name}")
+        return bool(WORKERS[wanted](site.host))
+
+    wait_until(is_there, WORKER_S, f"{job_id} has a {wanted}")
+
+
+def is_hit(cell: Cell, struck: Struck) -> bool:
+    """Return True if the fault struck what it was meant for, and nothing else: a cell in which it did not says nothing."""
+    wanted = {LOAD_TASK[cell.phase]} if cell.fault is faults.KILL_LOAD_TASK else set(struck.what)
+    return bool(struck.what) and set(struck.what) == wanted
 
 
 def _is_launched(event: Event) -> bool:
