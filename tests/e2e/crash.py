@@ -127,11 +127,3 @@ def children(pid: int) -> list[int]:
         edge = [child for child, parent in parents.items() if parent in edge]
         found += edge
     return found
-
-
-def title(pid: int) -> str:
-    """What a process calls itself."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

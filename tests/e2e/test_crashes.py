@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from fleet_agent.host.processes import read_stat
 from fleet_protos.events import Event, RunFinished, ServerLaunched
-from tests.e2e.crash import JOB, Running, children, title
+from tests.e2e.crash import JOB, Running, children
+from tests.fakes.load_workers import is_sending, kill_while
 
 
 @contextmanager
@@ -36,13 +38,12 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield run
 
 
-def busy_load_task(agent: int) -> int:
-    """The Ray worker that drives load now; Ray names it after its task, and IDLE in between."""
+def kill_load_task(agent: int, port: int) -> None:
+    """Kill the Ray worker that sends requests to the server at this port, while it does."""
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
-        for pid in children(agent):
-            if title(pid).startswith("ray::") and "IDLE" not in title(pid):
-                return pid
+        if any(kill_while(pid, lambda pid: is_sending(pid, {port})) for pid in children(agent)):
+            return
     raise AssertionError("no load task is running")
 
 
@@ -59,6 +60,11 @@ def nth_run(number: int):
 
 def server_pid(events: list[Event]) -> int:
     return next(event.body.pid for event in reversed(events) if isinstance(event.body, ServerLaunched))
+
+
+def server_port(events: list[Event]) -> int:
+    url = next(event.body.url for event in reversed(events) if isinstance(event.body, ServerLaunched))
+    return urlsplit(url).port or 0
 
 
 def stored_runs(run: Running) -> Counter:
@@ -106,15 +112,15 @@ def test_a_killed_agent_is_started_again_and_ends_the_server_it_left(running: Ru
 def test_a_killed_load_task_voids_the_attempt_and_not_the_server(tmp_path: Path) -> None:
     slow = JOB.replace("time_scale: 20", "time_scale: 4")  # a run takes over a second: the task is alive when it is looked for
     with run_to_the_end(tmp_path, slow) as running:
-        running.events(nth_run(1))
-        task = busy_load_task(running.agent_pid())
-        os.kill(task, signal.SIGKILL)
+        events = running.events(nth_run(1))
+        kill_load_task(running.agent_pid(), server_port(events))
         output = running.finish()
         assert running.process.returncode == 0, output
         check_the_end(running, retried=True)
         first = running.answer("show", running.answer("ls")["jobs"][0]["id"])["trials"]
         assert [trial["attempt"] for trial in first].count(2) == 1
         assert "load_failed" in output
+        assert "load task died: WorkerCrashedError" in output  # and not Ray as a whole, which would fail the attempt as well
 
 
 def test_a_killed_controller_goes_on_where_it_was(running: Running) -> None:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from random import Random
 
 import grpc
@@ -101,6 +102,7 @@ class Course:
     launches: int
     host: str = ""
     clock_s: float = 0.0  # by how much the host's was wrong when the sequence began
+    struck: tuple[str, ...] = ()  # what each strike hit; empty where there was nothing to hit at that moment
     ends: tuple[str, ...] = ()
     took_s: float = 0.0
     trouble: tuple[str, ...] = ()
@@ -187,11 +189,13 @@ def _play(sequence: Course, site: Site) -> Course:
     knobs = {"ready_s": sequence.ready_s, "ignore_term": str(sequence.ignore_term).lower(), "launches": sequence.launches}
     job_id = submit(fleet, JOB.format(host=site.host.name, **knobs), f"{sequence.seed} {time.monotonic_ns()}")
     staying: list[Fault] = []
+    struck: list[str] = []
     for strike in sequence.strikes:
         await_moment(journal, job_id, strike.moment)
         threading.Event().wait(strike.after_s)
+        struck.append("")
         with contextlib.suppress(LabTrouble):  # what one fault does to the mending of another is part of the sequence
-            strike.fault.strike(site)
+            struck[-1] = ", ".join(sorted(set(strike.fault.strike(site).what)))
         if strike.stays:
             staying.append(strike.fault)
             continue
@@ -204,7 +208,7 @@ def _play(sequence: Course, site: Site) -> Course:
     detail = wait_over(fleet, job_id)
     told = [attempts(fleet, trial) for trial in detail.trials]
     trouble = [*trouble_with(site, journal, job_id), *trouble_with_ends(detail, told), *trouble_with_blame(sequence.strikes, told)]
-    return replace(sequence, ends=tuple(end for trial in told for end in ends(trial)), trouble=tuple(trouble))
+    return replace(sequence, struck=tuple(struck), ends=tuple(end for trial in told for end in ends(trial)), trouble=tuple(trouble))
 
 
 def await_moment(journal: HostJournal, job_id: str, moment: Phase) -> None:
@@ -252,7 +256,7 @@ def listed(found: Sequence[Course], took_s: float) -> str:
     rows = [
         [
             str(sequence.seed), "FAILED" if sequence.trouble else "ok", f"{sequence.took_s:.0f} s", ", ".join(sequence.ends),
-            "; ".join(map(str, sequence.strikes)),
+            "; ".join(f"{strike} ({what or 'nothing'})" for strike, what in zip_longest(sequence.strikes, sequence.struck)),
         ]
         for sequence in found
     ]  # fmt: skip
@@ -260,5 +264,6 @@ def listed(found: Sequence[Course], took_s: float) -> str:
     failed = [f"seed {sequence.seed}: {'; '.join(sequence.trouble)}" for sequence in found if sequence.trouble]
     strikes = sum(len(sequence.strikes) for sequence in found)
     count = sum(len(sequence.ends) for sequence in found)
-    sums = f"{good} of {len(found)} sequences hold, {strikes} faults, {count} attempts, {took_s:.0f} s"
+    hits = sum(what != "" for sequence in found for what in sequence.struck)
+    sums = f"{good} of {len(found)} sequences hold, {strikes} faults of which {hits} struck something, {count} attempts, {took_s:.0f} s"
     return "\n".join([table(["seed", "", "took", "attempts", "faults"], rows), sums, *failed])
