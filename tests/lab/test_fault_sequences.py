@@ -108,6 +108,12 @@ class Course:
     trouble: tuple[str, ...] = ()
     log: str = ""
 
+    @property
+    def told(self) -> list[str]:
+        """Each strike with what it hit, where that is known."""
+        hits = zip_longest(self.strikes, self.struck, fillvalue="unknown")
+        return [f"{strike} ({what or 'nothing'})" for strike, what in hits]
+
 
 def drawn(seed: int) -> Course:
     """The sequence of a seed."""
@@ -256,7 +262,7 @@ def listed(found: Sequence[Course], took_s: float) -> str:
     rows = [
         [
             str(sequence.seed), "FAILED" if sequence.trouble else "ok", f"{sequence.took_s:.0f} s", ", ".join(sequence.ends),
-            "; ".join(f"{strike} ({what or 'nothing'})" for strike, what in zip_longest(sequence.strikes, sequence.struck)),
+            "; ".join(sequence.told),
         ]
         for sequence in found
     ]  # fmt: skip
